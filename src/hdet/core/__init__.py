@@ -1,0 +1,1 @@
+"""The mathematics of the method: pure functions on the standard library alone."""

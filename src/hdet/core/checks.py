@@ -1,0 +1,98 @@
+"""Checks of user input. Each error names the argument, the rule, the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+__all__ = ["require_choice", "require_count", "require_flag", "require_number"]
+
+
+def require_number(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    at_least: float = -math.inf,
+    below: float = math.inf,
+    at_most: float = math.inf,
+    remedy: str = "",
+) -> float:
+    """Return ``value`` as a float if it is a finite number inside the stated range.
+
+    >>> require_number("spread", 0.25, at_least=0, below=1)
+    0.25
+    >>> require_number("spread", 1.2, at_least=0, below=1)
+    Traceback (most recent call last):
+    ValueError: spread must be a number in [0, 1), got 1.2
+    """
+    rule = _range_text(above, at_least, below, at_most)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(
+            _message(name, f"a number{rule}", f"{value!r} of type {type(value).__name__}", remedy)
+        )
+    number = float(value)
+    inside = above < number < below and at_least <= number <= at_most
+    if not math.isfinite(number) or not inside:
+        raise ValueError(
+            _message(name, f"a {'finite ' if not rule else ''}number{rule}", repr(value), remedy)
+        )
+    return number
+
+
+def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = "") -> int:
+    """Return ``value`` if it is an integer of at least ``at_least``.
+
+    >>> require_count("sync_every", 0)
+    Traceback (most recent call last):
+    ValueError: sync_every must be an integer of at least 1, got 0
+    """
+    rule = f"an integer of at least {at_least}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", remedy))
+    if value < at_least:
+        raise ValueError(_message(name, rule, repr(value), remedy))
+    return value
+
+
+def require_flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
+
+    >>> require_flag("three_phase", "yes")
+    Traceback (most recent call last):
+    TypeError: three_phase must be True or False, got 'yes' of type str
+    """
+    if not isinstance(value, bool):
+        raise TypeError(_message(name, "True or False", f"{value!r} of type {type(value).__name__}", ""))
+    return value
+
+
+def require_choice(name: str, value: object, choices: Collection[str], *, also: str = "") -> str:
+    """Return ``value`` if it is one of ``choices``; ``also`` names what else the argument takes.
+
+    >>> require_choice("form", "papre", ("paper", "log"))
+    Traceback (most recent call last):
+    ValueError: form must be one of 'paper', 'log', got 'papre'
+    """
+    rule = "one of " + ", ".join(repr(choice) for choice in choices) + (f" or {also}" if also else "")
+    if not isinstance(value, str):
+        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", ""))
+    if value not in choices:
+        raise ValueError(_message(name, rule, repr(value), ""))
+    return value
+
+
+def _range_text(above: float, at_least: float, below: float, at_most: float) -> str:
+    low_open, low = (above >= at_least, max(above, at_least))
+    high_open, high = (below <= at_most, min(below, at_most))
+    if math.isinf(low) and math.isinf(high):
+        return ""
+    if math.isinf(high):
+        return f" {'above' if low_open else 'of at least'} {low:g}"
+    if math.isinf(low):
+        return f" {'below' if high_open else 'of at most'} {high:g}"
+    return f" in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+
+
+def _message(name: str, rule: str, got: str, remedy: str) -> str:
+    return f"{name} must be {rule}, got {got}" + (f": {remedy}" if remedy else "")

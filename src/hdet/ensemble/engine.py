@@ -1,0 +1,488 @@
+"""The engine of the method for one process: its optimizer, its schedule, its place among replicas."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.core.controller import Controller
+from hdet.ensemble.arguments import check_arguments, check_controller
+from hdet.ensemble.measure import Measure
+from hdet.ensemble.steering import Steering, steer
+from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
+from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
+from hdet.replicas import Replicas, average_
+from hdet.replicas.average import all_finite
+from hdet.replicas.exchange import digest
+from hdet.telemetry import RecordSink, RoundRecord
+
+__all__ = ["Ensemble", "Schedule"]
+
+_log = logging.getLogger(__name__)
+
+
+class Schedule(Protocol):
+    """What the ensemble asks of a schedule; every torch LRScheduler has it."""
+
+    def step(self) -> Any:
+        """Write the plan for the next step into the optimizer."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take over a checkpoint."""
+        ...
+
+
+class Ensemble:
+    """Hyperparameter-divergent training over any optimizer and any schedule.
+
+    Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
+    the replicas compare losses, average their parameters, let the controller move the shared base, and
+    draw new multipliers. Construction and syncs are collective: every replica must take part.
+
+    Args:
+        optimizer: this replica's optimizer. Values live in its parameter groups.
+        scheduler: what plans the base, any torch LRScheduler; None for a constant plan. The ensemble
+            steps it: do not call its ``step`` yourself.
+        model: adds its floating-point buffers (and trainable parameters that the optimizer does not
+            hold) to what is averaged.
+        explore: what differs between replicas; the learning rate with spread 1/9 by default.
+        sync_every: steps per round, T.
+        controller: moves the base at syncs; None leaves it to the plan.
+        total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
+            sync, so that all replicas end with the same parameters.
+        replicas: the process group that joins the replicas; None for the world, or for this process
+            alone where torch.distributed is not running.
+        seed: of the assignments, the same on every replica.
+        records: takes a :class:`RoundRecord` per sync, on replica zero.
+        bucket_mib: buffer size for averaging, in MiB.
+
+    >>> parameter = nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
+    >>> ensemble = Ensemble(optimizer, sync_every=10)      # alone: one replica, its multiplier is one
+    >>> optimizer.step()
+    >>> ensemble.step(loss=0.5)
+    >>> ensemble.num_steps, ensemble.base
+    (1, {'lr': 0.1})
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        scheduler: Schedule | None = None,
+        model: nn.Module | None = None,
+        explore: Sequence[Hyperparameter] | None = None,
+        sync_every: int = 1000,
+        controller: Controller | None = None,
+        total_steps: int | None = None,
+        replicas: dist.ProcessGroup | Replicas | None = None,
+        seed: int = 0,
+        records: RecordSink | None = None,
+        bucket_mib: float = 25.0,
+    ) -> None:
+        if total_steps is None:
+            total_steps = getattr(scheduler, "total_steps", None)
+        explore = list(explore) if explore is not None else [LearningRate()]
+        check_arguments(
+            optimizer=optimizer,
+            scheduler=scheduler,
+            model=model,
+            explore=explore,
+            sync_every=sync_every,
+            controller=controller,
+            total_steps=total_steps,
+            seed=seed,
+            records=records,
+            bucket_mib=bucket_mib,
+        )
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.model = model
+        self.sync_every = sync_every
+        self.controller = controller
+        self.total_steps = total_steps
+        self.seed = seed
+        self.replicas = replicas if isinstance(replicas, Replicas) else Replicas.of(replicas)
+        self._records = records
+        self._bucket_mib = bucket_mib
+
+        self._dials = _dials(explore, optimizer, self.replicas.count)
+        self._panel = Panel([field for dial in self._dials for field in dial.fields])
+        self._explores = any(h.spread > 0 for h in explore)
+        self._has_rounds = self._explores or controller is not None or records is not None
+        self._num_controlled_rounds = 0
+        if controller is not None:
+            self._num_controlled_rounds = check_controller(
+                controller,
+                self._dials,
+                sync_every=sync_every,
+                total_steps=total_steps,
+                explores=self._explores,
+            )
+        self._measure = Measure(
+            self.replicas,
+            {
+                "explore": explore,
+                "sync_every": sync_every,
+                "controller": controller,
+                "total_steps": total_steps,
+                "seed": seed,
+                "bucket_mib": bucket_mib,
+                "records": "given" if self._has_rounds else "none, and nothing else to sync for",
+                "parameters": _shapes_text(self._tensors()),
+            },
+        )
+
+        # From here on things change.
+        self._keeps_trace = records is not None and self.replicas.index == 0
+        self._plan_is_closed_form = getattr(scheduler, "is_closed_form", False)
+        self._warned: set[str] = set()
+        self._optimizer_steps_are_seen = False
+        self._optimizer_has_stepped = False
+        self._hooks = [
+            optimizer.register_step_post_hook(self._after_optimizer_step),
+            optimizer.register_state_dict_post_hook(self._after_optimizer_saved),
+            optimizer.register_load_state_dict_post_hook(self._after_optimizer_loaded),
+        ]
+        self.restart_at(max(0, getattr(scheduler, "last_epoch", 0)))
+
+    # --- what users call ---------------------------------------------------------------------------
+
+    @property
+    def base(self) -> dict[str, float]:
+        """The shared value of every explored hyperparameter."""
+        return {dial.name: dial.base for dial in self._dials}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What this replica uses."""
+        return {dial.name: dial.base * dial.multiplier for dial in self._dials}
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """This replica's factor on every base."""
+        return {dial.name: dial.multiplier for dial in self._dials}
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Take the loss of one micro-batch, without a step."""
+        if self._has_rounds:
+            self._measure.add(loss)
+
+    def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
+        """Count one optimizer step; call it right after ``optimizer.step()``.
+
+        Only steps that the optimizer took are counted: a call with no optimizer step since the last
+        one (a gradient scaler found an infinity, gradients are being accumulated, a framework calls
+        once per process) takes the loss and changes nothing else. If the optimizer cannot be watched,
+        every call counts. Pass ``skipped=True`` for a step that the optimizer was asked for and did not
+        take (a fused optimizer under a gradient scaler).
+        """
+        if loss is not None and self._has_rounds:
+            self._measure.add(loss)
+        if self._optimizer_has_stepped:
+            self._optimizer_has_stepped = False
+        elif self._optimizer_steps_are_seen:
+            skipped = True
+        if self.total_steps is not None and self.num_steps >= self.total_steps:
+            self._warn_once(
+                "past the end",
+                f"step() was called after total_steps={self.total_steps} steps: the schedule stays at its "
+                "last value. Pass the true number of steps as total_steps",
+                HdetWarning,
+            )
+        if skipped:
+            return
+        self.num_steps += 1
+        if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
+            record = self._sync()
+            self._advance()
+            self._finish_record(record)
+        else:
+            self._advance()
+
+    def converge(self) -> None:
+        """Average the parameters now, within a round: before a save or an evaluation of your own.
+
+        Collective. Multipliers and the controller are left as they are.
+        """
+        if self._explores and self._converged_at != self.num_steps:
+            self._converge(self._exchange())
+
+    @contextmanager
+    def base_values(self) -> Iterator[None]:
+        """Within the block, this replica uses the shared values."""
+        self._panel.put_plans()
+        for dial in self._dials:
+            dial.set_fields(multiplier=1.0)
+        self._panel.put_values()
+        try:
+            yield
+        finally:
+            self._panel.put_plans()
+            for dial in self._dials:
+                dial.set_fields(dial.multiplier)
+            self._panel.put_values()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers only, the same on every replica; loads with ``weights_only=True``.
+
+        Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
+        checkpoint is everybody's, and training resumes to the bit. Not collective.
+        """
+        if self._explores and self.replicas.communicates and self._converged_at != self.num_steps:
+            warnings.warn(
+                "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
+                "this round's losses: call converge() on every replica before saving",
+                NotConvergedWarning,
+                stacklevel=2,
+            )
+        state: dict[str, Any] = {
+            "version": 1,
+            "num_steps": self.num_steps,
+            "losses": [list(row) for row in self._measure.table],
+            "dials": {dial.name: dial.state() for dial in self._dials},
+        }
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a checkpoint, also one of another number of replicas. Settings stay as built."""
+        names, known = set(state_dict["dials"]), {dial.name for dial in self._dials}
+        if names != known:
+            raise ValueError(
+                f"state_dict must hold the hyperparameters {sorted(known)}, got {sorted(names)}: "
+                "build the ensemble with the parameter groups and explore= that it was saved with"
+            )
+        if self.scheduler is not None and "scheduler" in state_dict:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+        for dial in self._dials:
+            dial.load(state_dict["dials"][dial.name])
+        self.restart_at(state_dict["num_steps"])
+        self._measure.clear(state_dict["losses"])
+
+    def close(self) -> None:
+        """Put the plan back in place and let go of the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._panel.put_plans()
+
+    def restart_at(self, num_steps: int) -> None:
+        """Begin, or begin again, after ``num_steps`` optimizer steps, with the bases as they are."""
+        self._panel.put_plans()
+        self.num_steps = num_steps
+        self._converged_at = num_steps
+        self._recorded_at = num_steps
+        self._measure.clear()
+        for dial in self._dials:
+            for field in dial.fields:
+                field.trace.clear()
+        self._assign_multipliers()
+        self._panel.put_values(is_traced=self._keeps_trace)
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Let the schedule write its next plan, then put this replica's values in its place."""
+        if not self._plan_is_closed_form and self._panel.put_plans():
+            self._warn_once(
+                "changed outside",
+                "a learning rate was changed by somebody else since the last step, so replicas did not use "
+                "their own values: give the schedule to the ensemble (scheduler=...) and do not step it or "
+                "write learning rates yourself",
+                HdetWarning,
+            )
+        if self.total_steps is not None and self.num_steps > self.total_steps:
+            self._panel.put_plans()
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        self._panel.put_values(is_traced=self._keeps_trace)
+
+    def _assign_multipliers(self) -> None:
+        """Draw this round's multipliers and tell the fields."""
+        for dial in self._dials:
+            dial.multiplier = dial.assigned(self.seed, self._round)[self.replicas.index]
+            dial.set_fields(dial.multiplier)
+
+    @property
+    def _round(self) -> int:
+        return self.num_steps // self.sync_every
+
+    # --- a sync: measure, converge, steer, reassign --------------------------------------------------
+
+    def _sync(self) -> RoundRecord:
+        clock = _Clock()
+        with torch.profiler.record_function("hdet::measure"):
+            excluded = self._exchange()
+        clock.lap("measure")
+        with torch.profiler.record_function("hdet::converge"):
+            self._converge(excluded)
+        clock.lap("converge")
+        losses = self._measure.losses
+        ended_round = (self.num_steps - 1) // self.sync_every
+        multipliers = {dial.name: dial.assigned(self.seed, ended_round) for dial in self._dials}
+        record = RoundRecord(
+            round=ended_round,
+            step=self.num_steps,
+            num_replicas=self.replicas.count,
+            losses=losses,
+            num_nonfinite_losses=[int(row.num_nonfinite) for row in self._measure.table],
+            excluded=excluded,
+            values={d.name: [d.base * rho for rho in multipliers[d.name]] for d in self._dials},
+            base_trace={d.name: d.take_trace() for d in self._dials} if self._keeps_trace else {},
+            num_steps=self.num_steps - self._recorded_at,
+            converged=self._explores and self.replicas.communicates,
+        )
+        self._recorded_at = self.num_steps
+        with torch.profiler.record_function("hdet::steer"):
+            steering = self._steer(losses, excluded, multipliers)
+            self._measure.clear()
+            self._assign_multipliers()
+        record.weights, record.temperature = steering.weights, steering.temperature
+        record.signal = steering.signal
+        clock.lap("steer")
+        record.milliseconds = clock.milliseconds
+        return record
+
+    def _exchange(self) -> dict[int, str]:
+        is_healthy = not self._explores or all_finite(self._tensors())
+        return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy)
+
+    def _converge(self, excluded: dict[int, str]) -> None:
+        if self._explores:
+            average_(
+                self._tensors(),
+                self.replicas,
+                contribute=self.replicas.index not in excluded,
+                num_contributors=self.replicas.count - len(excluded),
+                bucket_mib=self._bucket_mib,
+            )
+        self._converged_at = self.num_steps
+
+    def _steer(
+        self, losses: Sequence[float | None], excluded: dict[int, str], multipliers: dict[str, list[float]]
+    ) -> Steering:
+        controller = self.controller
+        if controller is None or self.num_steps < controller.start or self.num_steps % self.sync_every:
+            return Steering()
+        compared = {r: loss for r, loss in enumerate(losses) if loss is not None and r not in excluded}
+        if self.replicas.communicates and self._explores:
+            self._warn_if_silent(compared)
+        return steer(
+            self._dials,
+            controller,
+            losses=compared,
+            num_replicas=self.replicas.count,
+            multipliers=multipliers,
+            num_rounds=self._num_controlled_rounds,
+        )
+
+    def _finish_record(self, record: RoundRecord) -> None:
+        record.base = self.base
+        record.correction = {
+            dial.name: dial.base / planned if (planned := dial.fields[0].planned) else 1.0
+            for dial in self._dials
+        }
+        record.velocity = {dial.name: dial.control.velocity for dial in self._dials if dial.control}
+        if self._records is not None and self.replicas.index == 0:
+            self._records.write(record)
+        if self.replicas.index == 0:
+            for replica, why in record.excluded.items():
+                _log.warning("step %d: replica %d left out: %s", record.step, replica, why)
+            _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)
+
+    # --- what is averaged ----------------------------------------------------------------------------
+
+    def _tensors(self) -> list[Tensor]:
+        """Parameters of the optimizer, trainable parameters and floating-point buffers of the model."""
+        found: dict[int, Tensor] = {}
+        for group in self.optimizer.param_groups:
+            found.update((id(p), p) for p in group["params"])
+        if self.model is not None:
+            found.update((id(p), p) for p in self.model.parameters() if p.requires_grad)
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point() or buffer.is_complex():
+                    found[id(buffer)] = buffer
+        return list(found.values())
+
+    # --- hooks on the optimizer ----------------------------------------------------------------------
+
+    def _after_optimizer_step(self, *_: Any) -> None:
+        self._optimizer_has_stepped = self._optimizer_steps_are_seen = True
+
+    def _after_optimizer_saved(self, _: Optimizer, state_dict: dict[str, Any]) -> None:
+        # A saved optimizer holds the plan, not one replica's value: the same file from every replica.
+        for dial in self._dials:
+            for field in dial.fields:
+                field.put_plan_into(state_dict)
+
+    def _after_optimizer_loaded(self, _: Optimizer) -> None:
+        # Loading replaces the parameter groups: find the fields again and put this replica's values.
+        for dial in self._dials:
+            for field in dial.fields:
+                field.bind()
+        self._panel.put_values()
+
+    # --- checks and warnings ---------------------------------------------------------------------------
+
+    def _warn_if_silent(self, compared: dict[int, float]) -> None:
+        if not compared:
+            self._warn_once(
+                "no losses",
+                "the controller saw no loss in this round: pass it, step(loss), or per micro-batch, "
+                "observe(loss)",
+                HdetWarning,
+            )
+        elif len(compared) > 1 and len(set(compared.values())) == 1:
+            self._warn_once(
+                "identical losses",
+                f"all replicas report the same loss ({next(iter(compared.values()))!r}), so the controller "
+                "cannot compare them: pass each replica's own loss, not an all-reduced one",
+                IdenticalLossWarning,
+            )
+
+    def _warn_once(self, key: str, text: str, category: type[Warning]) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            if self.replicas.index == 0:
+                warnings.warn(text, category, stacklevel=4)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.milliseconds[name] = 1000 * (now - self._last)
+        self._last = now
+
+
+def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer, num_replicas: int) -> list[Dial]:
+    dials = [dial for h in explore for dial in h.dials(optimizer, num_replicas)]
+    names = [dial.name for dial in dials]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"explore must name each hyperparameter once, got {doubled} more than once")
+    return dials
+
+
+def _shapes_text(tensors: Sequence[Tensor]) -> str:
+    shapes = digest(repr([(tuple(t.shape), str(t.dtype)) for t in tensors]))
+    return f"{len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements, shapes {int(shapes):012x}"

@@ -1,0 +1,118 @@
+"""Losses of a round, summed where they are, without waiting for the device."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["LossMeter", "LossSum"]
+
+
+class LossSum(NamedTuple):
+    """The finite losses that were seen, and how many were not."""
+
+    total: float = 0.0
+    num_finite: float = 0.0
+    num_nonfinite: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over what was seen; None if nothing was."""
+        return self.total / self.num_finite if self.num_finite else None
+
+    def plus(self, other: LossSum) -> LossSum:
+        """Both together."""
+        return LossSum(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class _DeviceSum:
+    """Losses of one device: written to a row of slots, folded into three sums when the row is full.
+
+    One small copy per loss is all that happens between syncs. Keeping a reference instead would be
+    wrong where the loss tensor is reused, as in a captured graph.
+    """
+
+    num_slots = 256
+
+    def __init__(self, device: torch.device) -> None:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.device = device
+        self._row = torch.zeros(self.num_slots, dtype=dtype, device=device)
+        self._slots = [self._row[i] for i in range(self.num_slots)]
+        self._sums = torch.zeros(3, dtype=dtype, device=device)
+        self._used = 0
+
+    def add(self, loss: Tensor) -> None:
+        self._slots[self._used].copy_(loss)
+        self._used += 1
+        if self._used == self.num_slots:
+            self._fold()
+
+    def take(self) -> LossSum:
+        self._fold()
+        total = LossSum(*self._sums.tolist())
+        self._sums.zero_()
+        return total
+
+    def _fold(self) -> None:
+        losses = self._row[: self._used]
+        finite = torch.isfinite(losses)
+        self._sums[0] += torch.where(finite, losses, 0.0).sum()
+        num_finite = finite.sum()
+        self._sums[1] += num_finite
+        self._sums[2] += self._used - num_finite
+        self._used = 0
+
+
+class LossMeter:
+    """Collects losses given as tensors on any device, or as numbers.
+
+    >>> meter = LossMeter()
+    >>> meter.add(torch.tensor(2.0)); meter.add(4.0); meter.add(float("nan"))
+    >>> meter.take()
+    LossSum(total=6.0, num_finite=2.0, num_nonfinite=1.0)
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, _DeviceSum] = {}
+        self._last: _DeviceSum | None = None
+        self._host = LossSum()
+
+    def add(self, loss: Tensor | float) -> None:
+        """Take one loss. The tensor is read now and may be changed afterwards."""
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
+            if loss.dim():
+                loss = _only_element(loss)
+            last = self._last
+            if last is None or loss.device != last.device:
+                last = self._last = self._devices.setdefault(loss.device, _DeviceSum(loss.device))
+            last.add(loss)
+            return
+        try:
+            number = float(loss)
+        except (TypeError, ValueError):
+            raise TypeError(
+                "loss must be a tensor with one element, a number or None, "
+                f"got {loss!r} of type {type(loss).__name__}"
+            ) from None
+        seen = LossSum(number, 1.0, 0.0) if math.isfinite(number) else LossSum(0.0, 0.0, 1.0)
+        self._host = self._host.plus(seen)
+
+    def take(self) -> LossSum:
+        """What was seen since the last call; waits for the device."""
+        total, self._host = self._host, LossSum()
+        for device_sum in self._devices.values():
+            total = total.plus(device_sum.take())
+        return total
+
+
+def _only_element(loss: Tensor) -> Tensor:
+    if loss.numel() != 1:
+        raise ValueError(
+            f"loss must be a tensor with one element, got shape {tuple(loss.shape)}: pass its mean"
+        )
+    return loss.reshape(())

@@ -1,0 +1,95 @@
+"""Steer: turn the replicas' losses into a move of every dial's base (eqs. 4-8, and our form)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hdet.core.controller import Controller, ControllerState, log_update, paper_update
+from hdet.core.decay import floor_matching
+from hdet.core.signal import auto_temperature, correlation_signal, softmax_weights, weighted_deviation
+from hdet.hyperparameters import Dial
+
+__all__ = ["Steering", "steer"]
+
+
+@dataclass
+class Steering:
+    """What was decided at one sync."""
+
+    weights: list[float] = field(default_factory=list)
+    temperature: float | None = None
+    signal: dict[str, float] = field(default_factory=dict)
+
+
+def steer(
+    dials: Sequence[Dial],
+    controller: Controller,
+    *,
+    losses: Mapping[int, float],
+    num_replicas: int,
+    multipliers: Mapping[str, Sequence[float]],
+    num_rounds: int,
+) -> Steering:
+    """Move the base of every dial.
+
+    Args:
+        dials: what is explored; each takes its new base.
+        controller: the settings.
+        losses: the loss of every replica that takes part in the comparison.
+        num_replicas: how many there are in all.
+        multipliers: what each replica held in the round, per dial.
+        num_rounds: how many rounds train on a base that the controller has set.
+    """
+    replicas = sorted(losses)
+    compared = [losses[r] for r in replicas]
+    result = Steering()
+    weights = [1 / len(replicas)] * len(replicas) if replicas else []
+    if controller.form == "paper" and len(replicas) > 1:
+        result.temperature = (
+            auto_temperature(compared) if controller.temperature == "auto" else controller.temperature
+        )
+        weights = softmax_weights(compared, result.temperature)
+    result.weights = [0.0] * num_replicas
+    for r, weight in zip(replicas, weights, strict=True):
+        result.weights[r] = weight
+
+    for dial in dials:
+        rho = [multipliers[dial.name][r] for r in replicas]
+        if controller.form == "paper":
+            state = dial.control
+            if state is None:  # take over the base where the plan has brought it
+                state = ControllerState(dial.base)
+                dial.decay = _decay(controller, dial, num_rounds)
+            values = [state.base * factor for factor in rho]
+            signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
+            state = paper_update(
+                state,
+                signal,
+                momentum=controller.momentum,
+                step_size=controller.step_size,
+                decay=dial.decay,
+            )
+            dial.hold(state)
+        else:
+            log_rho = [math.log(factor) for factor in rho]
+            signal = correlation_signal(log_rho, compared) if len(replicas) > 1 else 0.0
+            state = log_update(
+                dial.control or ControllerState(0.0),
+                signal,
+                momentum=controller.momentum,
+                step_size=controller.step_size,
+                half_width=max(abs(math.log(factor)) for factor in dial.multipliers),
+                max_log_correction=math.log(controller.max_correction),
+            )
+            dial.correct(state)
+        result.signal[dial.name] = signal
+    return result
+
+
+def _decay(controller: Controller, dial: Dial, num_rounds: int) -> float:
+    if controller.decay != "floor":
+        return controller.decay
+    assert dial.floor is not None, "checked when the ensemble was built"
+    return floor_matching(dial.base, dial.floor, num_rounds)

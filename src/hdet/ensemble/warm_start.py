@@ -1,0 +1,85 @@
+"""Warm noisy start: perturb each replica's weights around a common checkpoint (paper, eq. 10)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hdet.core.assign import derived_seed
+from hdet.core.checks import require_choice, require_number
+from hdet.core.noise import noise_std
+from hdet.replicas import Replicas
+
+__all__ = ["warm_start"]
+
+
+@torch.no_grad()
+def warm_start(
+    model: nn.Module,
+    noise_scale: float = 0.01,
+    *,
+    norm: Literal["tensor", "global"] = "tensor",
+    seed: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+    replica: int | None = None,
+) -> None:
+    r"""Add Gaussian noise to every trainable parameter, a different draw on each replica.
+
+    .. math:: \theta_r \leftarrow \bar\theta_0 + \epsilon_r, \qquad
+              \epsilon_r \sim \mathcal N\left(0,\ \nu^2 \lVert\bar\theta_0\rVert^2 / d\right)
+
+    Call it once, after loading the checkpoint and **after** wrapping the model in
+    DistributedDataParallel: the wrapper's constructor copies rank zero's parameters to all others and
+    would undo the noise. The draw depends on ``seed`` and the replica alone; torch's global generators
+    are not touched.
+
+    Args:
+        model: the model, wrapped or not.
+        noise_scale: :math:`\nu`.
+        norm: ``"tensor"`` scales by each tensor's own norm and size (the reference code's form);
+            ``"global"`` by the norm and size of all parameters together (the paper's form).
+        seed: of the noise, the same on every replica.
+        process_group: joins the replicas; the world if None.
+        replica: which replica this is; taken from the process group if None.
+
+    >>> model = nn.Linear(2, 2)
+    >>> before = model.weight.detach().clone()
+    >>> warm_start(model, noise_scale=0.01)
+    >>> bool((model.weight != before).all())
+    True
+    """
+    noise_scale = require_number("noise_scale", noise_scale, at_least=0)
+    require_choice("norm", norm, ("tensor", "global"))
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
+    parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
+    if not parameters:
+        raise ValueError("model must have parameters that require a gradient, got none: unfreeze some first")
+    index = Replicas.of(process_group).index if replica is None else replica
+
+    # Double precision, so that the norm of many or large half-precision values neither overflows nor
+    # loses the small ones.
+    norms = [_norm(p) for p in parameters]
+    if norm == "global":
+        num_elements = sum(p.numel() for p in parameters)
+        together = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
+        stds = [noise_std(noise_scale, together, num_elements)] * len(parameters)
+    else:
+        stds = [noise_std(noise_scale, n, p.numel()) for n, p in zip(norms, parameters, strict=True)]
+
+    generators: dict[torch.device, torch.Generator] = {}
+    for parameter, std in zip(parameters, stds, strict=True):
+        generator = generators.get(parameter.device)
+        if generator is None:
+            generator = torch.Generator(parameter.device).manual_seed(derived_seed(seed, "warm_start", index))
+            generators[parameter.device] = generator
+        noise = torch.empty_like(parameter).normal_(0.0, std, generator=generator)
+        parameter.add_(noise)
+
+
+def _norm(parameter: Tensor) -> float:
+    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(parameter, dtype=dtype))

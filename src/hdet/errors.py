@@ -1,0 +1,36 @@
+"""Errors and warnings that a user of hdet may want to catch."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AllReplicasFailedError",
+    "ConfigurationMismatchError",
+    "HdetError",
+    "HdetWarning",
+    "IdenticalLossWarning",
+    "NotConvergedWarning",
+]
+
+
+class HdetError(Exception):
+    """Base of every error that hdet raises on its own account."""
+
+
+class ConfigurationMismatchError(HdetError, ValueError):
+    """Replicas were built with different settings, or lost step with each other."""
+
+
+class AllReplicasFailedError(HdetError, RuntimeError):
+    """No replica has finite parameters and a finite loss: there is nothing left to average."""
+
+
+class HdetWarning(UserWarning):
+    """Base of every warning that hdet emits."""
+
+
+class IdenticalLossWarning(HdetWarning):
+    """Every replica reported the same loss, so the controller has nothing to compare."""
+
+
+class NotConvergedWarning(HdetWarning):
+    """State was saved while the replicas' parameters differ."""

@@ -1,0 +1,363 @@
+"""OneCycleAutoLR: a OneCycleLR whose replicas differ, with the reference's argument names."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from hdet.core.checks import require_choice, require_count, require_flag, require_number
+from hdet.core.controller import Controller
+from hdet.core.decay import equation8
+from hdet.ensemble import Ensemble
+from hdet.errors import HdetWarning
+from hdet.hyperparameters import LearningRate
+from hdet.replicas import Replicas
+from hdet.telemetry import RecordSink
+
+__all__ = ["OneCycleAutoLR"]
+
+
+class OneCycleAutoLR(OneCycleLR):
+    """Drop-in for :class:`torch.optim.lr_scheduler.OneCycleLR` with the method of the paper.
+
+    With ``ensemble_lr_spread_ratio=0`` (the default) and no controller it is that scheduler, bit for bit.
+    Use it as one, passing the loss::
+
+        scheduler = hdet.OneCycleAutoLR(optimizer, max_lr=9e-4, total_steps=total_steps,
+                                        ensemble_lr_spread_ratio=1/9, enable_auto_lr=True)
+        ...
+        optimizer.step()
+        scheduler.step(loss)
+
+    Args:
+        optimizer: this replica's optimizer.
+        max_lr: peak learning rate, one for all parameter groups or one each.
+        total_steps: length of training; or give ``epochs`` and ``steps_per_epoch``.
+        epochs: number of epochs.
+        steps_per_epoch: steps in each.
+        pct_start: share of the steps in which the learning rate rises.
+        anneal_strategy: ``"cos"`` or ``"linear"``.
+        cycle_momentum: cycle momentum (or Adam's beta1) against the learning rate, also while the
+            controller holds the learning rate.
+        base_momentum: lower end of that cycle.
+        max_momentum: upper end of that cycle.
+        div_factor: the first learning rate is max_lr / div_factor.
+        final_div_factor: the last one is max_lr / (div_factor * final_div_factor).
+        three_phase: a third phase for the final descent.
+        last_epoch: index of the last step, when resuming without a saved state.
+        ensemble_lr_spread_ratio: half-width of the replicas' multipliers; 0 is plain OneCycleLR.
+        model_sync_interval: steps between syncs.
+        auto_lr_warmup_steps: step from which the controller acts.
+        enable_auto_lr: whether there is a controller.
+        loss_scale: softness of the replicas' weights (the paper states 0.1, its code uses 0.002).
+        lr_of_lr: step size of the controller.
+        momentum_of_lr: momentum of the controller.
+        rank: which replica this is, where torch.distributed is not running.
+        world_size: how many there are, where torch.distributed is not running.
+        process_group: joins the replicas; the world if None.
+        model: adds its floating-point buffers to what is averaged.
+        seed: of the assignments, the same on every replica.
+        decay: per-round decay of the controller. ``"floor"`` ends at the schedule's own floor;
+            ``"equation8"`` is the printed rule, which *raises* the learning rate at torch's defaults;
+            or a number.
+        temperature: overrides ``loss_scale``: a number, or ``"auto"`` for the spread of the losses.
+        records: takes a record per sync, such as :class:`hdet.Records`.
+    """
+
+    _ensemble: Ensemble | None = None
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | Sequence[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85,
+        max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+        ensemble_lr_spread_ratio: float = 0.0,
+        model_sync_interval: int = 1000,
+        auto_lr_warmup_steps: int = 100000,
+        enable_auto_lr: bool = False,
+        loss_scale: float = 0.002,
+        lr_of_lr: float = 0.5,
+        momentum_of_lr: float = 0.9,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        model: nn.Module | None = None,
+        seed: int = 0,
+        decay: float | Literal["floor", "equation8"] = "floor",
+        temperature: float | Literal["auto"] | None = None,
+        records: RecordSink | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
+                f"{type(optimizer).__name__}"
+            )
+        num_groups = len(optimizer.param_groups)
+        max_lrs = _per_group("max_lr", max_lr, num_groups, above=0)
+        total_steps = _total_steps(total_steps, epochs, steps_per_epoch)
+        pct_start = require_number("pct_start", pct_start, at_least=0, below=1)
+        require_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        _check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
+        div_factor = require_number("div_factor", div_factor, above=0)
+        final_div_factor = require_number("final_div_factor", final_div_factor, above=0)
+        _check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
+        require_count("last_epoch", last_epoch, at_least=-1)
+        spread = require_number(
+            "ensemble_lr_spread_ratio",
+            ensemble_lr_spread_ratio,
+            at_least=0,
+            below=1,
+            remedy="at 1 the lowest replica would not train",
+        )
+        require_count("model_sync_interval", model_sync_interval)
+        require_count("auto_lr_warmup_steps", auto_lr_warmup_steps, at_least=0)
+        require_number("loss_scale", loss_scale, above=0)
+        require_number("lr_of_lr", lr_of_lr, above=0)
+        require_number("momentum_of_lr", momentum_of_lr, at_least=0, below=1)
+        require_count("world_size", world_size)
+        if require_count("rank", rank, at_least=0) >= world_size and not _is_distributed():
+            raise ValueError(
+                f"rank must be below world_size={world_size}, got {rank}: leave both out, they are taken "
+                "from torch.distributed"
+            )
+        if temperature is not None and loss_scale != 0.002:
+            raise ValueError(
+                f"temperature and loss_scale must not both be given, got {temperature!r} and {loss_scale!r}: "
+                "they are two names of the same softness, keep one"
+            )
+        controller = None
+        if decay not in ("floor", "equation8"):
+            if isinstance(decay, str):
+                require_choice("decay", decay, ("floor", "equation8"), also="a number below 1")
+            require_number("decay", decay, below=1)
+        if require_flag("enable_auto_lr", enable_auto_lr):
+            if auto_lr_warmup_steps >= total_steps:
+                raise ValueError(
+                    f"auto_lr_warmup_steps must be below total_steps={total_steps} while enable_auto_lr is "
+                    f"True, got {auto_lr_warmup_steps}: the controller would start after the end; lower it, "
+                    "or leave enable_auto_lr off"
+                )
+            if decay == "equation8":
+                num_rounds = (total_steps - auto_lr_warmup_steps) / model_sync_interval
+                decay = equation8(div_factor, final_div_factor, num_rounds)
+                if decay < 0:
+                    warnings.warn(
+                        f"decay='equation8' is the printed rule: at div_factor={div_factor:g} and "
+                        f"final_div_factor={final_div_factor:g} it raises the learning rate "
+                        f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'",
+                        HdetWarning,
+                        stacklevel=2,
+                    )
+            controller = Controller(
+                form="paper",
+                start=auto_lr_warmup_steps,
+                step_size=lr_of_lr,
+                momentum=momentum_of_lr,
+                temperature=loss_scale if temperature is None else temperature,
+                decay=decay,
+            )
+        elif temperature is not None:
+            require_number("temperature", temperature, above=0) if temperature != "auto" else None
+        replicas = Replicas.of(process_group, fallback_index=rank, fallback_count=world_size)
+
+        with _unchanged_on_error(optimizer):
+            super().__init__(
+                optimizer,
+                max_lr=max_lrs,
+                total_steps=total_steps,
+                pct_start=pct_start,
+                anneal_strategy=anneal_strategy,
+                cycle_momentum=cycle_momentum,
+                base_momentum=_as_list(base_momentum),
+                max_momentum=_as_list(max_momentum),
+                div_factor=div_factor,
+                final_div_factor=final_div_factor,
+                three_phase=three_phase,
+                last_epoch=last_epoch,
+            )
+            self._ensemble = Ensemble(
+                optimizer,
+                scheduler=_Plan(self),
+                model=model,
+                explore=[LearningRate(spread, floor=[group["min_lr"] for group in optimizer.param_groups])],
+                sync_every=model_sync_interval,
+                controller=controller,
+                total_steps=total_steps,
+                replicas=replicas,
+                seed=seed,
+                records=records,
+            )
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The engine behind this scheduler."""
+        assert self._ensemble is not None
+        return self._ensemble
+
+    def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Count one optimizer step and set the next learning rate; see :meth:`hdet.Ensemble.step`."""
+        ensemble = self._ensemble
+        if ensemble is not None:
+            ensemble.step(loss, skipped=skipped)
+        else:
+            super().step()  # the first value, which LRScheduler.__init__ asks for
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Take the loss of one micro-batch, without a step."""
+        self.ensemble.observe(loss)
+
+    def converge(self) -> None:
+        """Average the parameters now: before a save or an evaluation. Collective."""
+        self.ensemble.converge()
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """What this replica's optimizer uses now; tensors are copies."""
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        return [lr.clone() if isinstance(lr, Tensor) else lr for lr in lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers only, the same on every replica. Call :meth:`converge` first; not collective."""
+        state = {k: v for k, v in super().state_dict().items() if k != "_ensemble"}
+        state["ensemble"] = self.ensemble.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a checkpoint, also one of a plain OneCycleLR or of another number of replicas."""
+        state = dict(state_dict)
+        ensemble = state.pop("ensemble", None)
+        super().load_state_dict(state)
+        if ensemble is not None:
+            self.ensemble.load_state_dict(ensemble)
+        else:
+            self.ensemble.restart_at(self.last_epoch)
+
+
+class _Plan:
+    """The planned schedule as the ensemble sees it: the scheduler without its own layer."""
+
+    is_closed_form = True  # it never reads the current learning rate, so the plan need not be put back
+
+    def __init__(self, scheduler: OneCycleAutoLR) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def last_epoch(self) -> int:
+        return self._scheduler.last_epoch
+
+    def step(self) -> None:
+        OneCycleLR.step(self._scheduler)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the scheduler saves itself
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+@contextmanager
+def _unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
+    """Put the parameter groups back if building the scheduler fails."""
+    saved = [
+        {
+            key: value.clone() if key == "lr" and isinstance(value, Tensor) else value
+            for key, value in g.items()
+        }
+        for g in optimizer.param_groups
+    ]
+    try:
+        yield
+    except BaseException:
+        for group, before in zip(optimizer.param_groups, saved, strict=True):
+            lr = group["lr"]
+            group.clear()
+            group.update(before)
+            if isinstance(lr, Tensor):
+                group["lr"] = lr.copy_(before["lr"])
+        raise
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _as_list(value: float | Sequence[float]) -> float | list[float]:
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _per_group(name: str, value: object, num_groups: int, **limits: Any) -> list[float]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != num_groups:
+            raise ValueError(
+                f"{name} must be a number or one per parameter group, got {len(value)} for {num_groups} "
+                "groups: give one entry for each group"
+            )
+        return [require_number(f"{name}[{i}]", v, **limits) for i, v in enumerate(value)]
+    return [require_number(name, value, **limits)] * num_groups
+
+
+def _total_steps(total_steps: object, epochs: object, steps_per_epoch: object) -> int:
+    if total_steps is not None:
+        if epochs is not None or steps_per_epoch is not None:
+            raise ValueError(
+                "total_steps must not be given together with epochs or steps_per_epoch, got "
+                f"{total_steps!r}, {epochs!r} and {steps_per_epoch!r}: keep total_steps, or the other two"
+            )
+        return require_count("total_steps", total_steps)
+    if epochs is None or steps_per_epoch is None:
+        raise ValueError(
+            "total_steps must be given, or epochs and steps_per_epoch, got "
+            f"epochs={epochs!r} and steps_per_epoch={steps_per_epoch!r}"
+        )
+    return require_count("epochs", epochs) * require_count("steps_per_epoch", steps_per_epoch)
+
+
+def _check_momentum(optimizer: Optimizer, cycle: object, base: object, highest: object) -> None:
+    num_groups = len(optimizer.param_groups)
+    lower = _per_group("base_momentum", base, num_groups, at_least=0, below=1)
+    upper = _per_group("max_momentum", highest, num_groups, at_least=0, below=1)
+    if require_flag("cycle_momentum", cycle):
+        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+            raise ValueError(
+                "cycle_momentum must be False for an optimizer without momentum or betas, got True for "
+                f"{type(optimizer).__name__}: pass cycle_momentum=False"
+            )
+        for low, high in zip(lower, upper, strict=True):
+            if low > high:
+                raise ValueError(
+                    f"base_momentum must be at most max_momentum={high:g}, got {low:g}: swap them"
+                )
+
+
+def _check_phases(pct_start: float, total_steps: int, three_phase: bool) -> None:
+    """OneCycleLR divides by the length of each phase that it enters."""
+    first = pct_start * total_steps - 1
+    ends = [first, 2 * first, total_steps - 1] if three_phase else [first, total_steps - 1]
+    start = 0.0
+    for i, end in enumerate(ends):
+        is_entered = i == len(ends) - 1 or start <= end
+        if is_entered and math.isclose(start, end, abs_tol=1e-12):
+            raise ValueError(
+                f"pct_start must not make a phase of the schedule empty, got {pct_start!r} with "
+                f"total_steps={total_steps}: use a larger or smaller pct_start, or more steps"
+            )
+        start = end

@@ -1,0 +1,79 @@
+"""Export the base schedule that a run has learned, and replay it as a plain scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hdet.telemetry import RoundRecord
+
+__all__ = ["ReplayLR", "export_schedule"]
+
+
+def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
+    """The base of every step, per explored hyperparameter, from the records of a run.
+
+    The result is plain JSON. Entry t is the base of optimizer step t + 1; the last entry is what the
+    schedule had moved to after the last step.
+
+    >>> record = RoundRecord(round=0, step=2, num_replicas=2, losses=[1.0, 1.0], num_steps=2,
+    ...                      base_trace={"lr": [0.1, 0.2]}, base={"lr": 0.3})
+    >>> export_schedule([record])
+    {'lr': [0.1, 0.2, 0.3]}
+    """
+    schedule: dict[str, list[float]] = {}
+    step, last = 0, None
+    for record in records:
+        if record.step - record.num_steps != step:
+            raise ValueError(
+                f"records must follow each other from step 0, got one for steps "
+                f"{record.step - record.num_steps + 1} to {record.step} after step {step}: "
+                "pass all records of the run, those before a resume included"
+            )
+        for name, trace in record.base_trace.items():
+            full = list(trace) * record.num_steps if len(trace) == 1 else list(trace)
+            schedule.setdefault(name, []).extend(full)
+        step, last = record.step, record
+    if last is None:
+        raise ValueError("records must hold at least one record, got none: train to the first sync")
+    for name, base in last.base.items():
+        schedule[name].append(base)
+    return schedule
+
+
+class ReplayLR(LRScheduler):
+    """Replays an exported schedule, exactly, on one device or many.
+
+    Args:
+        optimizer: has the parameter groups that the schedule was learned for.
+        schedule: from :func:`export_schedule`; entries named ``lr`` or ``lr.GROUP`` are replayed.
+        last_epoch: index of the last step, when resuming.
+
+    After its end the last value is kept.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: Mapping[str, Sequence[float]], last_epoch: int = -1
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
+                f"{type(optimizer).__name__}"
+            )
+        # Dials are named in the order of the groups; a single one stands for all of them.
+        lrs = [list(values) for name, values in schedule.items() if name == "lr" or name.startswith("lr.")]
+        num_groups = len(optimizer.param_groups)
+        if len(lrs) not in (1, num_groups) or not all(lrs):
+            raise ValueError(
+                "schedule must hold one learning rate or one per parameter group, got "
+                f"{sorted(schedule)} for {num_groups} groups: build the groups that were trained"
+            )
+        self.lrs = lrs * num_groups if len(lrs) == 1 else lrs
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learned base of every group."""
+        return [values[min(self.last_epoch, len(values) - 1)] for values in self.lrs]

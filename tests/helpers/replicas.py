@@ -1,0 +1,89 @@
+"""Run a function on real gloo processes. They start once per test run and are used again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ReplicaError", "run_replicas"]
+
+_TIMEOUT_SECONDS = 60
+
+
+class ReplicaError(AssertionError):
+    """A replica raised; the message holds its traceback."""
+
+
+class _Worker:
+    def __init__(self, context: Any) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+
+_workers: list[_Worker] = []
+
+
+def run_replicas(fn: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """Call ``fn(rank, *args)`` on ``world_size`` processes joined by gloo; return what each returned."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "hdet"])
+    while len(_workers) < world_size:
+        _workers.append(_Worker(context))
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        for rank in range(world_size):
+            _workers[rank].connection.send_bytes(pickle.dumps((fn, rank, world_size, store, args)))
+        answers = [_receive(_workers[rank]) for rank in range(world_size)]
+    errors = [text for is_error, text in answers if is_error]
+    if errors:
+        raise ReplicaError("\n".join(errors))
+    return [result for _, result in answers]
+
+
+def _receive(worker: _Worker) -> tuple[bool, Any]:
+    if not worker.connection.poll(_TIMEOUT_SECONDS):
+        for each in _workers:
+            each.process.kill()
+        _workers.clear()
+        raise ReplicaError(f"no answer within {_TIMEOUT_SECONDS} s: a collective hangs")
+    return pickle.loads(worker.connection.recv_bytes())
+
+
+def _serve(connection: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return
+        fn, rank, world_size, path, args = pickle.loads(message)
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(path, world_size),
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=30),
+            )
+            torch.manual_seed(0)
+            answer = (False, fn(rank, *args))
+        except BaseException:
+            answer = (True, f"--- rank {rank}\n{traceback.format_exc()}")
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        connection.send_bytes(pickle.dumps(answer))
