@@ -100,9 +100,13 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         leaves = [t.clone().requires_grad_() for t in theta]
         x, y = batch(replica, step)
         loss = (predict(x, *unpack(leaves)) - y).square().mean()
-        return float(loss), list(torch.autograd.grad(loss, leaves))
+        return loss.item(), list(torch.autograd.grad(loss, leaves))
 
     plan = planned(num_groups)
+    if rule == "no controller":
+        plan[TOTAL] = [
+            lr / 5 / 20 for lr in MAX_LR[num_groups]
+        ]  # after its end OneCycleAutoLR stays at its floor
     flat = [t.reshape(-1) for t in tensors]
     controller = None
     if rule == "log":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-__all__ = ["require_choice", "require_count", "require_flag", "require_number"]
+__all__ = ["require_choice", "require_count", "require_flag", "require_number", "require_number_or_choice"]
 
 
 def require_number(
@@ -80,6 +80,22 @@ def require_choice(name: str, value: object, choices: Collection[str], *, also: 
     if value not in choices:
         raise ValueError(_message(name, rule, repr(value), ""))
     return value
+
+
+def require_number_or_choice(
+    name: str, value: object, choices: Collection[str], *, above: float = -math.inf, below: float = math.inf
+) -> None:
+    """Raise unless ``value`` is one of ``choices`` or a finite number between ``above`` and ``below``.
+
+    >>> require_number_or_choice("temperature", "hot", ("auto",), above=0)
+    Traceback (most recent call last):
+    ValueError: temperature must be one of 'auto' or a number above 0, got 'hot'
+    """
+    if isinstance(value, str):
+        rule = _range_text(above, -math.inf, below, math.inf)
+        require_choice(name, value, choices, also=f"a number{rule}")
+    else:
+        require_number(name, value, above=above, below=below)
 
 
 def _range_text(above: float, at_least: float, below: float, at_most: float) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hdet.core.checks import require_choice, require_count, require_number
+from hdet.core.checks import require_choice, require_count, require_number, require_number_or_choice
 
 __all__ = ["Controller", "ControllerState", "always_positive", "log_update", "paper_update"]
 
@@ -52,14 +52,8 @@ class Controller:
         require_count("start", self.start, at_least=0)
         require_number("step_size", self.step_size, above=0)
         require_number("momentum", self.momentum, at_least=0, below=1)
-        if isinstance(self.temperature, str):
-            require_choice("temperature", self.temperature, ("auto",), also="a number above 0")
-        else:
-            require_number("temperature", self.temperature, above=0)
-        if isinstance(self.decay, str):
-            require_choice("decay", self.decay, ("floor",), also="a number below 1")
-        else:
-            require_number("decay", self.decay, below=1)
+        require_number_or_choice("temperature", self.temperature, ("auto",), above=0)
+        require_number_or_choice("decay", self.decay, ("floor",), below=1)
         require_number("max_correction", self.max_correction, at_least=1)
         if self.form == "log" and self.decay != 0.0:
             raise ValueError(
@@ -91,17 +85,20 @@ def paper_update(
     .. math:: v' = \beta v + (1-\beta)\Delta, \qquad
               \bar\eta' = \bar\eta (1-\gamma) + \lambda v'
 
-    The printed rule can go below zero (:func:`always_positive` says when it cannot), so in
-    one round the signal lowers the base to a tenth at most.
+    The printed rule can go below zero (:func:`always_positive` says when it cannot), when the velocity
+    still has the scale of an earlier, larger base. So a velocity that would take away more than half of
+    the base takes half and starts again from zero.
 
     >>> paper_update(ControllerState(1.0), 0.5, momentum=0.5, step_size=0.5, decay=0.25)
     ControllerState(base=0.875, velocity=0.25)
-    >>> paper_update(ControllerState(1.0), -9.0, momentum=0.0, step_size=1.0, decay=0.0).base
-    0.1
+    >>> paper_update(ControllerState(1.0), -9.0, momentum=0.0, step_size=1.0, decay=0.0)
+    ControllerState(base=0.5, velocity=0.0)
     """
     velocity = momentum * state.velocity + (1 - momentum) * signal
     decayed = state.base * (1 - decay)
-    return ControllerState(max(decayed + step_size * velocity, 0.1 * decayed), velocity)
+    if step_size * velocity < -0.5 * decayed:
+        return ControllerState(0.5 * decayed, 0.0)
+    return ControllerState(decayed + step_size * velocity, velocity)
 
 
 def always_positive(*, spread: float, momentum: float, step_size: float, decay: float = 0.0) -> bool:

@@ -307,9 +307,8 @@ class Ensemble:
                 "write learning rates yourself",
                 HdetWarning,
             )
-        if self.total_steps is not None and self.num_steps > self.total_steps:
-            self._panel.put_plans()
-        elif self.scheduler is not None:
+        is_past_end = self.total_steps is not None and self.num_steps > self.total_steps
+        if self.scheduler is not None and (self._plan_is_closed_form or not is_past_end):
             self.scheduler.step()
         self._panel.put_values(is_traced=self._keeps_trace)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -35,8 +36,8 @@ class FloatField:
         self.factor, self.held = factor, held
 
     def take_trace(self) -> list[float]:
-        """The plans since the last call, but for the newest, which is not used yet."""
-        taken, self.trace = self.trace[:-1], self.trace[-1:]
+        """The plans since the last call."""
+        taken, self.trace = self.trace, []
         return taken
 
     def put_plan_into(self, state_dict: dict[str, Any]) -> None:
@@ -91,8 +92,8 @@ class TensorField:
 
     def take_trace(self) -> list[float]:
         """See :meth:`FloatField.take_trace`."""
-        taken, self.trace = self.trace[:-1], self.trace[-1:]
-        return [plan.item() for plan in taken]
+        taken, self.trace = self.trace, []
+        return torch.stack(taken).tolist() if taken else []
 
     def put_plan_into(self, state_dict: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""

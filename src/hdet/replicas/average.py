@@ -19,10 +19,11 @@ _copy_all_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 @torch.no_grad()
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether every element of every tensor is finite. Reads the tensors once; waits for the device."""
+    tensors = [_as_real(t) for t in tensors if t.numel()]
     if not tensors:
         return True
     # The largest magnitude is infinite or NaN exactly when some element is, and cannot overflow itself.
-    largest = torch.nn.utils.get_total_norm([_as_real(t) for t in tensors], norm_type=float("inf"))
+    largest = torch.nn.utils.get_total_norm(tensors, norm_type=float("inf"))
     return bool(torch.isfinite(largest))
 
 

@@ -1,9 +1,6 @@
 """A DistributedDataParallel communication hook that keeps non-finite gradients out of the mean."""
 
-from __future__ import annotations
-
-from typing import Any
-
+# No postponed annotations here: DistributedDataParallel reads those of the hook, and refuses strings.
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,7 +9,9 @@ from torch._C._distributed_c10d import GradBucket
 __all__ = ["finite_mean_hook"]
 
 
-def finite_mean_hook(process_group: dist.ProcessGroup | None, bucket: GradBucket) -> Any:
+def finite_mean_hook(
+    process_group: dist.ProcessGroup | None, bucket: GradBucket
+) -> torch.futures.Future[Tensor]:
     """Mean of the replicas' gradients, leaving out those that are not finite.
 
     DDP's own mean spreads one replica's NaN to all of them, and with it the whole run. With this hook a

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.core.checks import require_choice, require_count, require_flag, require_number
+from hdet.core.checks import (
+    require_choice,
+    require_count,
+    require_flag,
+    require_number,
+    require_number_or_choice,
+)
 from hdet.core.controller import Controller
 from hdet.core.decay import equation8
 from hdet.ensemble import Ensemble
@@ -146,10 +152,9 @@ class OneCycleAutoLR(OneCycleLR):
                 "they are two names of the same softness, keep one"
             )
         controller = None
-        if decay not in ("floor", "equation8"):
-            if isinstance(decay, str):
-                require_choice("decay", decay, ("floor", "equation8"), also="a number below 1")
-            require_number("decay", decay, below=1)
+        require_number_or_choice("decay", decay, ("floor", "equation8"), below=1)
+        if temperature is not None:
+            require_number_or_choice("temperature", temperature, ("auto",), above=0)
         if require_flag("enable_auto_lr", enable_auto_lr):
             if auto_lr_warmup_steps >= total_steps:
                 raise ValueError(
@@ -176,8 +181,6 @@ class OneCycleAutoLR(OneCycleLR):
                 temperature=loss_scale if temperature is None else temperature,
                 decay=decay,
             )
-        elif temperature is not None:
-            require_number("temperature", temperature, above=0) if temperature != "auto" else None
         replicas = Replicas.of(process_group, fallback_index=rank, fallback_count=world_size)
 
         with _unchanged_on_error(optimizer):
@@ -197,7 +200,7 @@ class OneCycleAutoLR(OneCycleLR):
             )
             self._ensemble = Ensemble(
                 optimizer,
-                scheduler=_Plan(self),
+                scheduler=_Plan(self, ends_at_floor=spread > 0),
                 model=model,
                 explore=[LearningRate(spread, floor=[group["min_lr"] for group in optimizer.param_groups])],
                 sync_every=model_sync_interval,
@@ -255,17 +258,30 @@ class OneCycleAutoLR(OneCycleLR):
 class _Plan:
     """The planned schedule as the ensemble sees it: the scheduler without its own layer."""
 
-    is_closed_form = True  # it never reads the current learning rate, so the plan need not be put back
+    is_closed_form = True
+    """It never reads the current learning rate, and it knows what to do after its end."""
 
-    def __init__(self, scheduler: OneCycleAutoLR) -> None:
+    def __init__(self, scheduler: OneCycleAutoLR, *, ends_at_floor: bool) -> None:
         self._scheduler = scheduler
+        self._ends_at_floor = ends_at_floor
 
     @property
     def last_epoch(self) -> int:
         return self._scheduler.last_epoch
 
     def step(self) -> None:
-        OneCycleLR.step(self._scheduler)
+        scheduler = self._scheduler
+        is_past_end = scheduler.last_epoch >= scheduler.total_steps
+        if not is_past_end:
+            OneCycleLR.step(scheduler)
+        # The value that OneCycleLR computes after its last step is beyond the end of its curve, and
+        # below zero if that is linear. It counts only for training that goes on.
+        if is_past_end or (self._ends_at_floor and scheduler.last_epoch == scheduler.total_steps):
+            for group in scheduler.optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(group["min_lr"])
+                else:
+                    group["lr"] = group["min_lr"]
 
     def state_dict(self) -> dict[str, Any]:
         return {}  # the scheduler saves itself

@@ -1,0 +1,35 @@
+# `make run` and `make test` are complete on a fresh machine that has Python 3.10+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export OMP_NUM_THREADS := 1
+
+.PHONY: help install run test lint bench clean
+help:            ## List the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## Prepare .venv; does nothing if pyproject.toml and constraints.txt are unchanged.
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
+	@touch $@
+
+run: $(STAMP)    ## Train a small language model on four replicas; records land in runs/.
+	$(BIN)/torchrun --standalone --nproc-per-node 4 examples/charlm.py
+
+test: lint       ## Lint, type-check and run every test.
+	$(BIN)/pytest
+
+lint: $(STAMP)   ## Lint, format check, type check, import layers.
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/pyright --warnings
+	$(BIN)/lint-imports --no-logo
+
+bench: $(STAMP)  ## Measure the speed promises; fails if one is broken. About ten minutes.
+	$(BIN)/python -m benchmarks
+
+clean:           ## Remove .venv and caches; runs/ stays.
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

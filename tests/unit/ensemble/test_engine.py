@@ -1,0 +1,385 @@
+"""The ensemble in one process: step accounting, schedules, values, state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import hdet
+
+
+def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    return optimizer, hdet.Ensemble(optimizer, **settings)
+
+
+def of_four(index: int) -> Any:
+    """One of four replicas without a process group: its values can be looked at."""
+    from hdet.replicas import Replicas
+
+    return Replicas(index, 4)
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "cosine, recursive": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=30),
+    "exponential, recursive": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.97),
+    "step, recursive": lambda o: lr_scheduler.StepLR(o, step_size=7),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.98),
+    "warmup-stable-decay": lambda o: lr_scheduler.LambdaLR(o, lambda t: min(t / 5, 1.0, (30 - t) / 10)),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.CosineAnnealingLR(o, T_max=25)],
+        milestones=[5],
+    ),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=30, cycle_momentum=False),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, total_iters=30),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_any_schedule_plans_the_base_as_if_it_were_alone(name: str, tensor_lr: bool) -> None:
+    plain, optimizer = (
+        torch.optim.SGD(
+            [nn.Parameter(torch.ones(2))], lr=torch.tensor(0.1, dtype=torch.float64) if tensor_lr else 0.1
+        )
+        for _ in range(2)
+    )
+    plain_scheduler = SCHEDULERS[name](plain)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        scheduler=SCHEDULERS[name](optimizer),
+        explore=[hdet.LearningRate(0.5)],
+        sync_every=4,
+        replicas=of_four(2),
+    )
+    used = set()
+    for _ in range(30):
+        rho = ensemble.multipliers["lr"]
+        used.add(rho)
+        assert ensemble.base["lr"] == pytest.approx(float(plain.param_groups[0]["lr"]), rel=1e-12)
+        assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(rho * ensemble.base["lr"], rel=1e-12)
+        optimizer.step(), plain.step()
+        ensemble.step(1.0), plain_scheduler.step()
+    assert len(used) > 1
+
+
+def test_a_tensor_learning_rate_is_written_in_place() -> None:
+    lr = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=lr)
+    tensor = optimizer.param_groups[0]["lr"]
+    ensemble = hdet.Ensemble(optimizer, explore=[hdet.LearningRate(0.5)], sync_every=2, replicas=of_four(0))
+    for _ in range(6):
+        optimizer.step()
+        ensemble.step()
+        assert optimizer.param_groups[0]["lr"] is tensor
+        assert tensor.item() == pytest.approx(0.1 * ensemble.multipliers["lr"])
+
+
+def test_a_float_learning_rate_stays_a_float() -> None:
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(0))
+    assert type(optimizer.param_groups[0]["lr"]) is float
+    optimizer.step()
+    ensemble.step()
+    assert type(optimizer.param_groups[0]["lr"]) is float
+
+
+# --- step accounting ------------------------------------------------------------------------------
+
+
+def test_a_call_without_an_optimizer_step_counts_nothing_but_takes_the_loss() -> None:
+    """Gradient accumulation, and frameworks that call once per process."""
+    records = hdet.Records()
+    optimizer, ensemble = make(sync_every=2, records=records)
+    for losses in ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)):
+        optimizer.step()
+        for loss in losses:
+            ensemble.step(loss)
+    assert ensemble.num_steps == 2
+    # At the sync, the first loss of the second step had been seen; the rest belongs to the next round.
+    assert records[0].losses == [2.5]
+
+
+def test_dummy_optimizer_steps_count_nothing() -> None:
+    optimizer, ensemble = make(sync_every=100)
+    for _ in range(3):
+        optimizer.step()
+    ensemble.step()
+    assert ensemble.num_steps == 1
+
+
+def test_an_optimizer_that_is_never_seen_to_step_leaves_every_call_counted() -> None:
+    _, ensemble = make(sync_every=100)
+    for _ in range(3):
+        ensemble.step()
+    assert ensemble.num_steps == 3
+
+
+def test_observed_micro_batches_make_the_mean() -> None:
+    records = hdet.Records()
+    optimizer, ensemble = make(sync_every=1, records=records)
+    for loss in (1.0, 2.0, 6.0):
+        ensemble.observe(loss)
+    optimizer.step()
+    ensemble.step()
+    assert records[0].losses == [3.0]
+
+
+def test_a_step_that_the_gradient_scaler_skips_does_not_count() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=100)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, float("inf"), 1.0):
+        loss = (parameter * factor).sum()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        ensemble.step(loss)
+    assert ensemble.num_steps == 2
+    optimizer.step()
+    ensemble.step(1.0, skipped=True)  # a fused optimizer skips inside its step
+    assert ensemble.num_steps == 2
+
+
+def test_running_past_the_end_of_a_schedule_that_would_raise() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5, cycle_momentum=False)
+    ensemble = hdet.Ensemble(optimizer, scheduler=scheduler)
+    assert ensemble.total_steps == 5
+    with pytest.warns(hdet.HdetWarning, match="after total_steps=5") as caught:
+        for _ in range(9):
+            optimizer.step()
+            ensemble.step(1.0)
+    assert len(caught) == 1
+    assert ensemble.num_steps == 9
+
+
+def test_the_last_step_is_a_sync() -> None:
+    records = hdet.Records()
+    optimizer, ensemble = make(sync_every=4, total_steps=10, records=records)
+    for _ in range(10):
+        optimizer.step()
+        ensemble.step(1.0)
+    assert [record.step for record in records] == [4, 8, 10]
+    assert [record.round for record in records] == [0, 1, 2]
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_base_values_and_close_restore() -> None:
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(1))
+    mine = optimizer.param_groups[0]["lr"]
+    assert mine != 0.1
+    with ensemble.base_values():
+        assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["lr"] == mine
+    ensemble.close()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.step()
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+
+
+def test_one_dial_for_all_groups_keeps_their_proportions() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": lr} for lr in (0.1, 0.3)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        explore=[hdet.LearningRate(0.5, per_group=False)],
+        sync_every=1,
+        replicas=of_four(0),
+        controller=hdet.Controller(form="paper", decay=0.5),
+    )
+    optimizer.step()
+    ensemble.step(1.0)
+    rho = ensemble.multipliers["lr"]
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.05 * rho, 0.15 * rho])
+
+
+def test_groups_are_named() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "name": name} for name in ("body", "head")]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    assert set(hdet.Ensemble(optimizer).base) == {"lr.body", "lr.head"}
+
+
+def test_somebody_elses_learning_rate_becomes_the_plan_with_a_warning() -> None:
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(0))
+    optimizer.param_groups[0]["lr"] = 0.7
+    optimizer.step()
+    with pytest.warns(hdet.HdetWarning, match=r"changed by somebody else .*scheduler="):
+        ensemble.step()
+    assert ensemble.base["lr"] == 0.7
+
+
+def test_a_saved_optimizer_holds_the_plan_and_loading_keeps_the_multiplier() -> None:
+    optimizer, _ = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(0))
+    state = optimizer.state_dict()
+    assert state["param_groups"][0]["lr"] == 0.1
+    other, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(1))
+    other.load_state_dict(state)
+    assert other.param_groups[0]["lr"] == pytest.approx(0.1 * ensemble.multipliers["lr"])
+    assert ensemble.multipliers["lr"] != 1
+
+
+def test_state_survives_a_file_and_the_order_of_loading_does_not_matter(tmp_path: Any) -> None:
+    def build() -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
+        optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=0.1)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+        return optimizer, hdet.Ensemble(
+            optimizer,
+            scheduler=scheduler,
+            explore=[hdet.LearningRate(0.5)],
+            sync_every=3,
+            controller=hdet.Controller(),
+            replicas=of_four(1),
+        )
+
+    optimizer, ensemble = build()
+    for _ in range(7):
+        optimizer.step()
+        ensemble.step(1.0)
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "ensemble": ensemble.state_dict()}, tmp_path / "state.pt"
+    )
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = optimizer.param_groups[0]["lr"]
+    for order in (("optimizer", "ensemble"), ("ensemble", "optimizer")):
+        new_optimizer, new_ensemble = build()
+        for which in order:
+            (new_optimizer if which == "optimizer" else new_ensemble).load_state_dict(state[which])
+        assert new_optimizer.param_groups[0]["lr"] == expected
+        for each_optimizer, each in ((optimizer, ensemble), (new_optimizer, new_ensemble)):
+            each_optimizer.step()
+            each.step(1.0)
+        assert new_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        expected = optimizer.param_groups[0]["lr"]
+        state = {"optimizer": optimizer.state_dict(), "ensemble": ensemble.state_dict()}
+
+
+def test_state_of_other_hyperparameters_is_refused() -> None:
+    _, ensemble = make()
+    state = ensemble.state_dict()
+    state["dials"] = {"lr.0": state["dials"]["lr"]}
+    with pytest.raises(ValueError, match=r"must hold the hyperparameters \['lr'\], got \['lr.0'\]"):
+        ensemble.load_state_dict(state)
+
+
+def test_no_healthy_replica_is_an_error_that_says_what_to_do() -> None:
+    optimizer, ensemble = make(sync_every=1)
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][0].fill_(float("nan"))
+    optimizer.step()
+    with pytest.raises(hdet.AllReplicasFailedError, match=r"at step 1 .* not finite.* resume from the last"):
+        ensemble.step(1.0)
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["paper", "log"])
+def test_a_learned_schedule_replays_exactly(form: Any) -> None:
+    records = hdet.Records()
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": lr} for lr in (0.1, 0.3)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        scheduler=lr_scheduler.CosineAnnealingLR(optimizer, T_max=40),
+        explore=[hdet.LearningRate(0.5)],
+        sync_every=5,
+        total_steps=43,
+        controller=hdet.Controller(form=form, start=10, decay=0.1 if form == "paper" else 0.0),
+        records=records,
+    )
+    bases = [list(ensemble.base.values())]
+    for _ in range(43):
+        optimizer.step()
+        ensemble.step(1.0)
+        bases.append(list(ensemble.base.values()))
+    schedule = hdet.export_schedule(records)
+    replayed = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)], lr=1.0)
+    scheduler = hdet.ReplayLR(replayed, schedule)
+    for step, expected in enumerate(bases):
+        assert scheduler.get_last_lr() == expected, step
+        replayed.step()
+        scheduler.step()
+    assert scheduler.get_last_lr() == bases[-1]
+
+
+def test_replay_refuses_what_does_not_fit() -> None:
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)], lr=1.0)
+    with pytest.raises(ValueError, match="for 2 groups"):
+        hdet.ReplayLR(optimizer, {"lr.0": [1.0], "lr.1": [1.0], "lr.2": [1.0]})
+    with pytest.raises(ValueError, match="at least one record"):
+        hdet.export_schedule([])
+    late = hdet.RoundRecord(round=1, step=20, num_replicas=1, losses=[1.0], num_steps=10)
+    with pytest.raises(ValueError, match=r"for steps 11 to 20 after step 0"):
+        hdet.export_schedule([late])
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"sync_every": 0}, ValueError, "sync_every must be an integer of at least 1, got 0"),
+        ({"sync_every": "10"}, TypeError, "sync_every"),
+        ({"explore": []}, ValueError, "explore must name at least one hyperparameter"),
+        ({"explore": ["lr"]}, TypeError, r"explore must hold hyperparameters such as hdet.LearningRate\(\)"),
+        (
+            {"explore": [hdet.LearningRate(), hdet.LearningRate()]},
+            ValueError,
+            r"name each hyperparameter once, got \['lr'\]",
+        ),
+        ({"scheduler": 3}, TypeError, r"scheduler must have a step\(\) method"),
+        ({"model": 3}, TypeError, "model must be"),
+        ({"controller": "log"}, TypeError, r"controller must be an hdet\.Controller"),
+        ({"total_steps": -1}, ValueError, "total_steps"),
+        ({"seed": 1.5}, TypeError, "seed"),
+        ({"records": []}, TypeError, "records must have a write"),
+        ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
+        ({"replicas": "all"}, ValueError, "process_group must be None while"),
+        (
+            {"controller": hdet.Controller(start=100), "total_steps": 50},
+            ValueError,
+            "start must leave at least one round to train, got start=100",
+        ),
+        (
+            {"controller": hdet.Controller(form="paper", decay="floor"), "total_steps": 5000},
+            ValueError,
+            r"decay='floor' needs total_steps and a floor .* no floor for \['lr'\]",
+        ),
+        ({"explore": [hdet.LearningRate(floor=[0.1, 0.1])]}, ValueError, "got 2 for 1 groups"),
+    ],
+)
+def test_bad_arguments(settings: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"spread": 1.0}, ValueError, r"spread must be a number in \[0, 1\), got 1.0: at 1 the lowest"),
+        ({"spread": -0.1, "spacing": "geometric"}, ValueError, "spread must be a number of at least 0"),
+        ({"spacing": "even"}, ValueError, "spacing must be one of 'linear', 'geometric'"),
+        ({"per_group": 1}, TypeError, "per_group must be True or False"),
+        ({"floor": 0.0}, ValueError, "floor must be a number above 0"),
+    ],
+)
+def test_bad_learning_rates(settings: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        hdet.LearningRate(**settings)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match="same optimizer"):
+        make(scheduler=lr_scheduler.ExponentialLR(other, 0.9))

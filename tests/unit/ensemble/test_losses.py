@@ -1,0 +1,51 @@
+import math
+
+import pytest
+import torch
+
+from hdet.ensemble.losses import LossMeter
+
+
+def test_mean_divides_by_what_was_seen() -> None:
+    meter = LossMeter()
+    for loss in (1.0, torch.tensor(2.0), torch.tensor([6.0]), torch.tensor(3, dtype=torch.bfloat16)):
+        meter.add(loss)
+    total = meter.take()
+    assert (total.mean, total.num_finite, total.num_nonfinite) == (3.0, 4, 0)
+    assert meter.take().mean is None
+
+
+def test_nonfinite_losses_are_left_out_and_counted() -> None:
+    meter = LossMeter()
+    for loss in (math.nan, math.inf, torch.tensor(math.nan), torch.tensor(-math.inf), torch.tensor(4.0)):
+        meter.add(loss)
+    assert meter.take() == (4.0, 1, 4)
+
+
+def test_many_losses_keep_their_precision() -> None:
+    """More losses than there are slots, so that sums are folded on the device."""
+    meter = LossMeter()
+    losses = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
+    for loss in losses:
+        meter.add(loss)
+    assert meter.take().mean == pytest.approx(losses.mean().item(), rel=1e-13)
+
+
+def test_the_loss_may_change_afterwards_and_keeps_no_graph() -> None:
+    meter, loss = LossMeter(), torch.tensor(2.0, requires_grad=True) * 1
+    meter.add(loss)
+    loss.detach().fill_(100.0)
+    assert meter.take().mean == 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "words"),
+    [
+        (torch.ones(3), ValueError, r"one element, got shape \(3,\): pass its mean"),
+        ("high", TypeError, "a number or None, got 'high' of type str"),
+        ([1.0], TypeError, "loss must be a tensor"),
+    ],
+)
+def test_bad_losses(loss: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        LossMeter().add(loss)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from hdet import JsonlSink, Records, RoundRecord, read_records
+
+
+def record(step: int, **more: object) -> RoundRecord:
+    return RoundRecord(round=step // 10 - 1, step=step, num_replicas=2, losses=[0.5, None], **more)  # pyright: ignore[reportArgumentType]
+
+
+def test_records_survive_the_file(tmp_path: Path) -> None:
+    records = Records(tmp_path / "new" / "records.jsonl")
+    written = [record(10, excluded={1: "parameters are not finite"}), record(20, base={"lr": 0.1 + 0.2})]
+    for each in written:
+        records.write(each)
+    assert list(records) == written
+    assert read_records(tmp_path / "new" / "records.jsonl") == written
+
+
+def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    JsonlSink(path).write(record(10))
+    with path.open("a") as file:
+        file.write('{"round": 1, "st')
+    assert [r.step for r in read_records(path)] == [10]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(record(10).to_json() + "\nnonsense\n" + record(20).to_json() + "\n")
+    with pytest.raises(ValueError, match="line 2: not a round record"):
+        read_records(path)
+
+
+def test_a_resumed_run_replaces_the_rounds_that_it_repeats(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (20, 2.5)):
+        each = record(step)
+        each.losses = [loss, loss]
+        JsonlSink(path).write(each)
+    assert [(r.step, r.losses[0]) for r in read_records(path)] == [(10, 1.0), (20, 2.5)]
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    text = record(10).to_json()[:-1] + ',"from_the_future":1}'
+    assert RoundRecord.from_json(text) == record(10)
