@@ -133,7 +133,7 @@ def test_shared_gradients_make_replicas_collinear(optimizer_name: str) -> None:
 
 
 def test_decoupled_decay_is_nearly_collinear() -> None:
-    """AdamW decays each replica's own parameters: off by spread x (lr x decay x steps) of the displacement."""
+    """AdamW decays each replica's own parameters: off by spread x (lr x decay x steps)."""
     results = run_replicas(run_one_round, 4, "adamw")
     bound = 0.3 * (0.1 * 0.1 * 10)
     for group in range(4):

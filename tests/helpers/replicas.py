@@ -15,8 +15,6 @@ from typing import Any
 
 __all__ = ["ReplicaError", "run_replicas"]
 
-_TIMEOUT_SECONDS = 60
-
 
 class ReplicaError(AssertionError):
     """A replica raised; the message holds its traceback."""
@@ -33,9 +31,12 @@ class _Worker:
 _workers: list[_Worker] = []
 
 
-def run_replicas(fn: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+def run_replicas(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 60
+) -> list[Any]:
     """Call ``fn(rank, *args)`` on ``world_size`` processes joined by gloo; return what each returned."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler is chatty
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "hdet"])
     while len(_workers) < world_size:
@@ -44,19 +45,19 @@ def run_replicas(fn: Callable[..., Any], world_size: int, *args: Any) -> list[An
         store = str(Path(folder) / "store")
         for rank in range(world_size):
             _workers[rank].connection.send_bytes(pickle.dumps((fn, rank, world_size, store, args)))
-        answers = [_receive(_workers[rank]) for rank in range(world_size)]
+        answers = [_receive(_workers[rank], timeout_seconds) for rank in range(world_size)]
     errors = [text for is_error, text in answers if is_error]
     if errors:
         raise ReplicaError("\n".join(errors))
     return [result for _, result in answers]
 
 
-def _receive(worker: _Worker) -> tuple[bool, Any]:
-    if not worker.connection.poll(_TIMEOUT_SECONDS):
+def _receive(worker: _Worker, timeout_seconds: float) -> tuple[bool, Any]:
+    if not worker.connection.poll(timeout_seconds):
         for each in _workers:
             each.process.kill()
         _workers.clear()
-        raise ReplicaError(f"no answer within {_TIMEOUT_SECONDS} s: a collective hangs")
+        raise ReplicaError(f"no answer within {timeout_seconds} s: a collective hangs")
     return pickle.loads(worker.connection.recv_bytes())
 
 

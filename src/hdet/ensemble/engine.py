@@ -20,8 +20,7 @@ from hdet.ensemble.measure import Measure
 from hdet.ensemble.steering import Steering, steer
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
-from hdet.replicas import Replicas, average_
-from hdet.replicas.average import all_finite
+from hdet.replicas import Averager, Replicas
 from hdet.replicas.exchange import digest
 from hdet.telemetry import RecordSink, RoundRecord
 
@@ -118,7 +117,7 @@ class Ensemble:
         self.seed = seed
         self.replicas = replicas if isinstance(replicas, Replicas) else Replicas.of(replicas)
         self._records = records
-        self._bucket_mib = bucket_mib
+        self._averager = Averager(self.replicas, bucket_mib=bucket_mib)
 
         self._dials = _dials(explore, optimizer, self.replicas.count)
         self._panel = Panel([field for dial in self._dials for field in dial.fields])
@@ -359,17 +358,15 @@ class Ensemble:
         return record
 
     def _exchange(self) -> dict[int, str]:
-        is_healthy = not self._explores or all_finite(self._tensors())
+        is_healthy = not self._explores or self._averager.all_finite(self._tensors())
         return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy)
 
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:
-            average_(
+            self._averager.average_(
                 self._tensors(),
-                self.replicas,
                 contribute=self.replicas.index not in excluded,
                 num_contributors=self.replicas.count - len(excluded),
-                bucket_mib=self._bucket_mib,
             )
         self._converged_at = self.num_steps
 
@@ -483,5 +480,5 @@ def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer, num_replicas
 
 
 def _shapes_text(tensors: Sequence[Tensor]) -> str:
-    shapes = digest(repr([(tuple(t.shape), str(t.dtype)) for t in tensors]))
+    shapes = digest(repr([(tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors]))
     return f"{len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements, shapes {int(shapes):012x}"

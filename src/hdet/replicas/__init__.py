@@ -1,8 +1,8 @@
 """Who the replicas are, and everything that passes between them."""
 
-from hdet.replicas.average import average_
+from hdet.replicas.average import Averager
 from hdet.replicas.exchange import exchange, require_same_settings
 from hdet.replicas.gradients import finite_mean_hook
 from hdet.replicas.group import Replicas
 
-__all__ = ["Replicas", "average_", "exchange", "finite_mean_hook", "require_same_settings"]
+__all__ = ["Averager", "Replicas", "exchange", "finite_mean_hook", "require_same_settings"]

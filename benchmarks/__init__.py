@@ -1,0 +1,1 @@
+"""The speed promises, measured: `python -m benchmarks`."""

@@ -1,0 +1,336 @@
+"""The rows of the benchmark: what is measured, against what."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import OneCycleLR
+
+import hdet
+from hdet.replicas import Averager, Replicas
+from tests.helpers.replicas import run_replicas
+
+__all__ = ["ROWS", "Row"]
+
+NUM_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured ratio."""
+
+    what: str
+    ratio: float
+    bound: float | None
+    low: float
+    high: float
+    detail: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the ratio is within its bound."""
+        return self.bound is None or self.ratio <= self.bound
+
+    def as_json(self) -> dict[str, Any]:
+        """For results.json."""
+        return asdict(self) | {"holds": self.holds}
+
+
+def _row(
+    what: str, bound: float | None, ours: Sequence[float], theirs: Sequence[float], unit: str = "ms"
+) -> Row:
+    """Ratio of medians; its spread is that of the ratios of single repeats, quartile to quartile."""
+    scale = {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    a, b = statistics.median(ours), statistics.median(theirs)
+    return Row(
+        what,
+        a / b,
+        bound,
+        ratios[len(ratios) // 4],
+        ratios[-1 - len(ratios) // 4],
+        f"{a * scale:.3g} against {b * scale:.3g} {unit}, {len(ratios)} repeats",
+    )
+
+
+# --- a step between syncs ----------------------------------------------------------------------------
+
+
+def step_rows() -> list[Row]:
+    """``step(loss)`` against ``OneCycleLR.step()`` and ``total += loss.detach()``."""
+    warnings.simplefilter("ignore")
+    rows = []
+    loss = torch.tensor(2.0, requires_grad=True) * 1
+    for num_groups, bound in ((1, 1.5), (8, 1.25)):
+        schedulers = []
+        for scheduler_class, more in (
+            (OneCycleLR, {}),
+            (hdet.OneCycleAutoLR, {"ensemble_lr_spread_ratio": 1 / 9, "model_sync_interval": 10**8}),
+        ):
+            groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(num_groups)]
+            optimizer = torch.optim.AdamW(groups, lr=1e-3)
+            schedulers.append(scheduler_class(optimizer, 1e-3, total_steps=10**9, **more))
+        plain, ours = schedulers
+
+        def run_plain(plain: Any = plain) -> None:
+            total = torch.zeros(())
+            for _ in range(2000):
+                total += loss.detach()
+                plain.step()
+
+        def run_ours(ours: Any = ours) -> None:
+            for _ in range(2000):
+                ours.step(loss)
+
+        theirs_times, our_times = _interleaved([run_plain, run_ours], repeats=41)
+        rows.append(
+            _row(
+                f"step(loss) between syncs over OneCycleLR.step() and a running loss, {num_groups} groups",
+                bound,
+                [t / 2000 for t in our_times],
+                [t / 2000 for t in theirs_times],
+                "us",
+            )
+        )
+    return rows
+
+
+# --- converge ---------------------------------------------------------------------------------------
+
+
+def gpt_shapes(
+    width: int, vocabulary: int = 50257, context: int = 1024, layers: int = 12
+) -> list[torch.Size]:
+    """The 148 parameter tensors of GPT-2, at another width."""
+    d = width
+    block = [
+        (d,),
+        (d,),
+        (d, 3 * d),
+        (3 * d,),
+        (d, d),
+        (d,),
+        (d,),
+        (d,),
+        (d, 4 * d),
+        (4 * d,),
+        (4 * d, d),
+        (d,),
+    ]
+    shapes = [(vocabulary, d), (context, d), *(block * layers), (d,), (d,)]
+    return [torch.Size(shape) for shape in shapes]
+
+
+def _converge(rank: int, shapes: list[torch.Size], repeats: int, with_loop: bool) -> dict[str, list[float]]:
+    generator = torch.Generator().manual_seed(rank)
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    flat = torch.randn(sum(shape.numel() for shape in shapes), generator=generator)
+    averager = Averager(Replicas.of(None))
+
+    def loop() -> None:  # what the reference code does
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+            tensor.div_(NUM_RANKS)
+
+    def one_all_reduce() -> None:
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+
+    def full_sync() -> None:
+        averager.all_finite(tensors)
+        averager.average_(tensors)
+
+    runs: list[Callable[[], None]] = [one_all_reduce, lambda: averager.average_(tensors), full_sync]
+    times = _interleaved(runs, repeats, before=dist.barrier)
+    result = dict(zip(("one", "ours", "sync"), times, strict=True))
+    if with_loop:
+        result["loop"], result["ours beside it"] = _interleaved([loop, runs[1]], 3, before=dist.barrier)
+    return result
+
+
+def converge_rows() -> list[Row]:
+    """Averaging many tensors against one all-reduce to the mean of one tensor of the same size."""
+    rows = []
+    cases = [
+        ("25 M parameters in 148 tensors", gpt_shapes(272), 21, 1.10, False),
+        ("1 M parameters in 2000 tensors", [torch.Size([500])] * 2000, 101, 1.25, True),
+    ]
+    for name, shapes, repeats, bound, with_loop in cases:
+        times = run_replicas(_converge, NUM_RANKS, shapes, repeats, with_loop, timeout_seconds=600)[0]
+        where = f"{NUM_RANKS} gloo ranks, {name}"
+        rows.append(_row(f"converge over one all-reduce, {where}", bound, times["ours"], times["one"]))
+        rows.append(
+            _row(
+                f"converge with the check for NaN over one all-reduce, {where}",
+                None,
+                times["sync"],
+                times["one"],
+            )
+        )
+        if with_loop:
+            rows.append(
+                _row(
+                    f"converge over a loop of all-reduces, {where}",
+                    0.01,
+                    times["ours beside it"],
+                    times["loop"],
+                )
+            )
+    return rows
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def _peak(rank: int, bucket_mib: float) -> float:
+    tensors = [torch.randn(shape) for shape in gpt_shapes(272)]
+    averager = Averager(Replicas.of(None), bucket_mib=bucket_mib)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        averager.all_finite(tensors)
+        averager.average_(tensors)
+    live = peak = 0
+    events = profile.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return float(peak)
+
+
+def memory_rows() -> list[Row]:
+    """What converge allocates at its peak, over one bucket of 25 MiB."""
+    bucket = 25 * 2**20
+    peaks = run_replicas(_peak, NUM_RANKS, 25.0, timeout_seconds=300)
+    ratio = max(peaks) / bucket
+    detail = f"{max(peaks) / 2**20:.1f} MiB against 25 MiB, the highest of {NUM_RANKS} ranks"
+    return [
+        Row("peak extra memory of converge over one bucket", ratio, 1.01, min(peaks) / bucket, ratio, detail)
+    ]
+
+
+# --- a whole run ------------------------------------------------------------------------------------
+
+
+class _Transformer(nn.Module):
+    def __init__(self, vocabulary: int = 256, width: int = 128, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embedding(tokens)))
+
+
+def _train(rank: int, rounds: int) -> dict[str, Any]:
+    """Times of a plain training step, of the two schedulers' steps, and of a sync."""
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(_Transformer())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    plain = OneCycleLR(optimizer, 1e-4, total_steps=10**7)
+    other = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ensemble_scheduler = hdet.OneCycleAutoLR(
+        other,
+        1e-4,
+        total_steps=10**7,
+        ensemble_lr_spread_ratio=1 / 9,
+        model_sync_interval=1000,
+        enable_auto_lr=True,
+        auto_lr_warmup_steps=0,
+    )
+    tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(rank))
+    times: dict[str, list[float]] = {"train": [], "plain": [], "ours": [], "sync": []}
+    for _ in range(rounds):
+        for _ in range(3):
+            dist.barrier()
+            start = time.perf_counter()
+            logits = model(tokens)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total = loss.detach().clone()
+            plain.step()
+            times["train"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for _ in range(999):
+            total += loss.detach()
+            plain.step()
+        times["plain"].append((time.perf_counter() - start) / 999)
+        start = time.perf_counter()
+        for _ in range(999):
+            ensemble_scheduler.step(loss)
+        times["ours"].append((time.perf_counter() - start) / 999)
+        dist.barrier()
+        start = time.perf_counter()
+        ensemble_scheduler.step(loss)  # the thousandth: a sync
+        times["sync"].append(time.perf_counter() - start)
+    return times
+
+
+def run_rows() -> list[Row]:
+    """Added wall-clock at T = 1000, from its parts: it is far below the noise of whole runs."""
+    times = run_replicas(_train, NUM_RANKS, 15, timeout_seconds=600)[0]
+    train, plain, ours, sync = (statistics.median(times[k]) for k in ("train", "plain", "ours", "sync"))
+    added = 999 * (ours - plain) + (sync - plain)
+    ratio = added / (1000 * train)
+    low, high = (
+        (999 * (ours - plain) + (sorted(times["sync"])[i] - plain)) / (1000 * train) for i in (3, -4)
+    )
+    detail = (
+        f"step {1e6 * plain:.1f} to {1e6 * ours:.1f} us, sync {1e3 * sync:.1f} ms, "
+        f"training step {1e3 * train:.0f} ms; {NUM_RANKS} ranks, 0.5 M parameters"
+    )
+    return [
+        Row("added wall-clock of spread, sync and controller at T = 1000", ratio, 0.001, low, high, detail)
+    ]
+
+
+# --- import -----------------------------------------------------------------------------------------
+
+
+def import_rows() -> list[Row]:
+    """``import torch, hdet`` against ``import torch``, in fresh processes."""
+
+    def run(code: str) -> Callable[[], None]:
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True) and None
+
+    torch_only, both = _interleaved([run("import torch"), run("import torch, hdet")], repeats=15)
+    return [_row("import torch, hdet over import torch", 1.05, both, torch_only, "s")]
+
+
+def _interleaved(
+    runs: Sequence[Callable[[], None]], repeats: int, before: Callable[[], Any] = lambda: None
+) -> list[list[float]]:
+    """Times of each run; they take turns, and the first turn does not count."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats + 1):
+        for i, run in enumerate(runs):
+            before()
+            start = time.perf_counter()
+            run()
+            times[i].append(time.perf_counter() - start)
+    return [each[1:] for each in times]
+
+
+ROWS: dict[str, Callable[[], list[Row]]] = {
+    "step": step_rows,
+    "converge": converge_rows,
+    "memory": memory_rows,
+    "run": run_rows,
+    "import": import_rows,
+}
