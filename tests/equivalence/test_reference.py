@@ -103,6 +103,8 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         return loss.item(), list(torch.autograd.grad(loss, leaves))
 
     plan = planned(num_groups)
+    if rule == "log":
+        plan[TOTAL] = plan[TOTAL - 1]  # after the end the plan stays
     if rule == "no controller":
         plan[TOTAL] = [
             lr / 5 / 20 for lr in MAX_LR[num_groups]

@@ -18,10 +18,10 @@ from hdet.core.controller import Controller
 from hdet.ensemble.arguments import check_arguments, check_controller
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.steering import Steering, steer
+from hdet.ensemble.tensors import averaged_tensors, layout_text
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
 from hdet.replicas import Averager, Replicas
-from hdet.replicas.exchange import digest
 from hdet.telemetry import RecordSink, RoundRecord
 
 __all__ = ["Ensemble", "Schedule"]
@@ -142,7 +142,7 @@ class Ensemble:
                 "seed": seed,
                 "bucket_mib": bucket_mib,
                 "records": "given" if self._has_rounds else "none, and nothing else to sync for",
-                "parameters": _shapes_text(self._tensors()),
+                "parameters": layout_text(averaged_tensors(optimizer, model)),
             },
         )
 
@@ -209,7 +209,7 @@ class Ensemble:
         if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
             record = self._sync()
             self._advance()
-            self._finish_record(record)
+            self._write(record)
         else:
             self._advance()
 
@@ -219,7 +219,7 @@ class Ensemble:
         Collective. Multipliers and the controller are left as they are.
         """
         if self._explores and self._converged_at != self.num_steps:
-            self._converge(self._exchange())
+            self._write(self._measure_and_converge(ends_round=False))
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
@@ -306,8 +306,9 @@ class Ensemble:
                 "write learning rates yourself",
                 HdetWarning,
             )
-        is_past_end = self.total_steps is not None and self.num_steps > self.total_steps
-        if self.scheduler is not None and (self._plan_is_closed_form or not is_past_end):
+        # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
+        is_over = self.total_steps is not None and self.num_steps >= self.total_steps
+        if self.scheduler is not None and (self._plan_is_closed_form or not is_over):
             self.scheduler.step()
         self._panel.put_values(is_traced=self._keeps_trace)
 
@@ -324,42 +325,45 @@ class Ensemble:
     # --- a sync: measure, converge, steer, reassign --------------------------------------------------
 
     def _sync(self) -> RoundRecord:
-        clock = _Clock()
-        with torch.profiler.record_function("hdet::measure"):
-            excluded = self._exchange()
-        clock.lap("measure")
-        with torch.profiler.record_function("hdet::converge"):
-            self._converge(excluded)
-        clock.lap("converge")
-        losses = self._measure.losses
-        ended_round = (self.num_steps - 1) // self.sync_every
-        multipliers = {dial.name: dial.assigned(self.seed, ended_round) for dial in self._dials}
-        record = RoundRecord(
-            round=ended_round,
-            step=self.num_steps,
-            num_replicas=self.replicas.count,
-            losses=losses,
-            num_nonfinite_losses=[int(row.num_nonfinite) for row in self._measure.table],
-            excluded=excluded,
-            values={d.name: [d.base * rho for rho in multipliers[d.name]] for d in self._dials},
-            base_trace={d.name: d.take_trace() for d in self._dials} if self._keeps_trace else {},
-            num_steps=self.num_steps - self._recorded_at,
-            converged=self._explores and self.replicas.communicates,
-        )
-        self._recorded_at = self.num_steps
+        record, clock = self._measure_and_converge(), _Clock()
         with torch.profiler.record_function("hdet::steer"):
-            steering = self._steer(losses, excluded, multipliers)
+            steering = self._steer(record)
             self._measure.clear()
             self._assign_multipliers()
         record.weights, record.temperature = steering.weights, steering.temperature
         record.signal = steering.signal
-        clock.lap("steer")
-        record.milliseconds = clock.milliseconds
+        clock.lap("steer", record)
+        return record
+
+    def _measure_and_converge(self, *, ends_round: bool = True) -> RoundRecord:
+        clock = _Clock()
+        round_index = (self.num_steps - 1) // self.sync_every
+        record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
+        with torch.profiler.record_function("hdet::measure"):
+            record.excluded = self._exchange()
+        clock.lap("measure", record)
+        with torch.profiler.record_function("hdet::converge"):
+            self._converge(record.excluded)
+        clock.lap("converge", record)
+        record.ends_round = ends_round
+        record.converged = self._explores and self.replicas.communicates
+        record.losses = self._measure.losses
+        record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._measure.table]
+        for dial in self._dials:
+            multipliers = record.multipliers[dial.name] = dial.assigned(self.seed, round_index)
+            record.values[dial.name] = [dial.base * multiplier for multiplier in multipliers]
+            if self._keeps_trace:
+                # At a sync the plan has not moved on yet; within a round its newest value is not used yet.
+                record.base_trace[dial.name] = dial.take_trace(keep_newest=not ends_round)
+        record.num_steps, self._recorded_at = self.num_steps - self._recorded_at, self.num_steps
         return record
 
     def _exchange(self) -> dict[int, str]:
         is_healthy = not self._explores or self._averager.all_finite(self._tensors())
         return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy)
+
+    def _tensors(self) -> list[Tensor]:
+        return averaged_tensors(self.optimizer, self.model)
 
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:
@@ -370,13 +374,12 @@ class Ensemble:
             )
         self._converged_at = self.num_steps
 
-    def _steer(
-        self, losses: Sequence[float | None], excluded: dict[int, str], multipliers: dict[str, list[float]]
-    ) -> Steering:
+    def _steer(self, record: RoundRecord) -> Steering:
         controller = self.controller
         if controller is None or self.num_steps < controller.start or self.num_steps % self.sync_every:
             return Steering()
-        compared = {r: loss for r, loss in enumerate(losses) if loss is not None and r not in excluded}
+        losses = {r: loss for r, loss in enumerate(record.losses) if loss is not None}
+        compared = {r: loss for r, loss in losses.items() if r not in record.excluded}
         if self.replicas.communicates and self._explores:
             self._warn_if_silent(compared)
         return steer(
@@ -384,37 +387,23 @@ class Ensemble:
             controller,
             losses=compared,
             num_replicas=self.replicas.count,
-            multipliers=multipliers,
+            multipliers=record.multipliers,
             num_rounds=self._num_controlled_rounds,
         )
 
-    def _finish_record(self, record: RoundRecord) -> None:
-        record.base = self.base
-        record.correction = {
-            dial.name: dial.base / planned if (planned := dial.fields[0].planned) else 1.0
-            for dial in self._dials
-        }
-        record.velocity = {dial.name: dial.control.velocity for dial in self._dials if dial.control}
-        if self._records is not None and self.replicas.index == 0:
-            self._records.write(record)
+    def _write(self, record: RoundRecord) -> None:
+        for dial in self._dials:
+            record.base[dial.name] = dial.base
+            planned = dial.fields[0].planned
+            record.correction[dial.name] = dial.base / planned if planned else 1.0
+            if dial.control is not None:
+                record.velocity[dial.name] = dial.control.velocity
         if self.replicas.index == 0:
+            if self._records is not None:
+                self._records.write(record)
             for replica, why in record.excluded.items():
                 _log.warning("step %d: replica %d left out: %s", record.step, replica, why)
             _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)
-
-    # --- what is averaged ----------------------------------------------------------------------------
-
-    def _tensors(self) -> list[Tensor]:
-        """Parameters of the optimizer, trainable parameters and floating-point buffers of the model."""
-        found: dict[int, Tensor] = {}
-        for group in self.optimizer.param_groups:
-            found.update((id(p), p) for p in group["params"])
-        if self.model is not None:
-            found.update((id(p), p) for p in self.model.parameters() if p.requires_grad)
-            for buffer in self.model.buffers():
-                if buffer.is_floating_point() or buffer.is_complex():
-                    found[id(buffer)] = buffer
-        return list(found.values())
 
     # --- hooks on the optimizer ----------------------------------------------------------------------
 
@@ -461,13 +450,11 @@ class Ensemble:
 
 class _Clock:
     def __init__(self) -> None:
-        self.milliseconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str, record: RoundRecord) -> None:
         now = time.perf_counter()
-        self.milliseconds[name] = 1000 * (now - self._last)
-        self._last = now
+        record.milliseconds[name], self._last = 1000 * (now - self._last), now
 
 
 def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer, num_replicas: int) -> list[Dial]:
@@ -477,8 +464,3 @@ def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer, num_replicas
     if doubled:
         raise ValueError(f"explore must name each hyperparameter once, got {doubled} more than once")
     return dials
-
-
-def _shapes_text(tensors: Sequence[Tensor]) -> str:
-    shapes = digest(repr([(tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors]))
-    return f"{len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements, shapes {int(shapes):012x}"

@@ -76,9 +76,9 @@ class Dial:
         self.correction = math.exp(state.base)
         self.control = state
 
-    def take_trace(self) -> list[float]:
+    def take_trace(self, *, keep_newest: bool) -> list[float]:
         """The base of every step since the last call; a single entry where it did not move."""
-        plans = self.fields[0].take_trace()
+        plans = self.fields[0].take_trace(keep_newest=keep_newest)
         bases = [planned * self.correction for planned in plans] if self.held is None else [self.held[0]]
         return bases[:1] if len(set(bases)) == 1 else bases
 

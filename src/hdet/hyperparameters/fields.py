@@ -7,7 +7,7 @@ that a schedule which computes its next value from the current one never sees a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ class FloatField:
         """What to put from now on: the plan times ``factor``, or ``held`` whatever the plan."""
         self.factor, self.held = factor, held
 
-    def take_trace(self) -> list[float]:
+    def take_trace(self, *, keep_newest: bool) -> list[float]:
         """The plans since the last call."""
-        taken, self.trace = self.trace, []
+        taken, self.trace = _split(self.trace, keep_newest)
         return taken
 
     def put_plan_into(self, state_dict: dict[str, Any]) -> None:
@@ -90,9 +90,9 @@ class TensorField:
         else:
             self._tensor.fill_(self.held)
 
-    def take_trace(self) -> list[float]:
+    def take_trace(self, *, keep_newest: bool) -> list[float]:
         """See :meth:`FloatField.take_trace`."""
-        taken, self.trace = self.trace, []
+        taken, self.trace = _split(self.trace, keep_newest)
         return torch.stack(taken).tolist() if taken else []
 
     def put_plan_into(self, state_dict: dict[str, Any]) -> None:
@@ -101,6 +101,12 @@ class TensorField:
 
 
 Field = FloatField | TensorField
+
+_T = TypeVar("_T")
+
+
+def _split(trace: list[_T], keep_newest: bool) -> tuple[list[_T], list[_T]]:
+    return (trace[:-1], trace[-1:]) if keep_newest else (trace, [])
 
 
 def group_field(optimizer: Optimizer, group_index: int, key: str) -> Field:

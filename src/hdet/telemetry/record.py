@@ -19,11 +19,13 @@ class RoundRecord:
     """
 
     round: int
-    """Number of the round that this sync ended, from zero."""
+    """Number of the round, from zero."""
     step: int
     """Optimizer steps taken so far."""
     num_replicas: int
-    losses: list[float | None]
+    ends_round: bool = True
+    """False where parameters were averaged within a round, before a save or an evaluation."""
+    losses: list[float | None] = field(default_factory=list)
     """Mean loss of each replica over the round; None where it saw no finite one."""
     num_nonfinite_losses: list[int] = field(default_factory=list)
     """Losses of each replica that were left out because they were not finite."""
@@ -32,8 +34,10 @@ class RoundRecord:
     weights: list[float] = field(default_factory=list)
     """Weight of each replica (eq. 4)."""
     temperature: float | None = None
+    multipliers: dict[str, list[float]] = field(default_factory=dict)
+    """Factor of each replica on the base of the round."""
     values: dict[str, list[float]] = field(default_factory=dict)
-    """Value of each replica at the last step of the round."""
+    """Value of each replica at the last step."""
     signal: dict[str, float] = field(default_factory=dict)
     velocity: dict[str, float] = field(default_factory=dict)
     correction: dict[str, float] = field(default_factory=dict)

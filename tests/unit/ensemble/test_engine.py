@@ -298,10 +298,17 @@ def test_a_learned_schedule_replays_exactly(form: Any) -> None:
         records=records,
     )
     bases = [list(ensemble.base.values())]
-    for _ in range(43):
+    for step in range(1, 44):
         optimizer.step()
         ensemble.step(1.0)
+        if step == 22:
+            ensemble.converge()  # a save within a round
         bases.append(list(ensemble.base.values()))
+    assert [(r.step, r.ends_round) for r in records if 20 <= r.step <= 25] == [
+        (20, True),
+        (22, False),
+        (25, True),
+    ]
     schedule = hdet.export_schedule(records)
     replayed = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)], lr=1.0)
     scheduler = hdet.ReplayLR(replayed, schedule)
