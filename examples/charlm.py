@@ -125,7 +125,10 @@ def parse_arguments() -> argparse.Namespace:
         "--controller-start", type=int, default=100, help="step from which the controller acts"
     )
     parser.add_argument(
-        "--no-controller", dest="controller", action="store_false", help="follow the schedule, average only"
+        "--controller",
+        choices=("log", "paper", "none"),
+        default="log",
+        help="log (ours): a factor on the schedule; paper: eq. 7, decay to the floor; none: average only",
     )
     parser.add_argument("--batch", type=int, default=16, help="sequences per replica and step (default 16)")
     parser.add_argument("--seed", type=int, default=0)
@@ -158,13 +161,18 @@ def main() -> None:
     train_text, held_out = corpus(max_bytes=8_000_000)
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    controllers = {
+        "log": hdet.Controller(form="log", start=args.controller_start),
+        "paper": hdet.Controller(form="paper", start=args.controller_start, decay="floor"),
+        "none": None,
+    }
     ensemble = hdet.Ensemble(
         optimizer,
         scheduler=OneCycleLR(optimizer, args.max_lr, total_steps=args.steps, anneal_strategy="linear"),
         model=model,
-        explore=[hdet.LearningRate(args.spread)],
+        explore=[hdet.LearningRate(args.spread, floor=args.max_lr / (25 * 1e4))],
         sync_every=args.sync_every,
-        controller=hdet.Controller(start=args.controller_start) if args.controller else None,
+        controller=controllers[args.controller],
         seed=args.seed,
         records=hdet.Records(records_path) if rank == 0 else None,
     )
@@ -230,6 +238,8 @@ def main() -> None:
         bits = evaluate(model.module, held_out, 64)
         if rank == 0:
             show(console, hdet.read_records(records_path))
+            result = {"bits_per_character": bits, "seconds": seconds}
+            (args.out / "result.json").write_text(json.dumps(result) + "\n")
         console.print(f"{bits:.3f} bits per character on held-out files, {seconds:.0f} s")
         console.print(f"records: {records_path}", soft_wrap=True)
     dist.destroy_process_group()

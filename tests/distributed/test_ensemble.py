@@ -62,7 +62,7 @@ def run_spread_zero(rank: int, use_hdet: bool, optimizer_name: str) -> dict[str,
     settings: dict[str, Any] = {"max_lr": [0.02, 0.01, 0.03, 0.015], "total_steps": 20}
     if use_hdet:
         scheduler: Any = hdet.OneCycleAutoLR(
-            optimizer, **settings, model_sync_interval=5, records=hdet.Records()
+            optimizer, **settings, model_sync_interval=5, records=hdet.Records() if rank == 0 else None
         )
     else:
         scheduler = OneCycleLR(optimizer, **settings)

@@ -21,7 +21,7 @@ from hdet.ensemble.steering import Steering, steer
 from hdet.ensemble.tensors import averaged_tensors, layout_text
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
-from hdet.replicas import Averager, Replicas
+from hdet.replicas import Averager, Replicas, exchange
 from hdet.telemetry import RecordSink, RoundRecord
 
 __all__ = ["Ensemble", "Schedule"]
@@ -122,7 +122,6 @@ class Ensemble:
         self._dials = _dials(explore, optimizer, self.replicas.count)
         self._panel = Panel([field for dial in self._dials for field in dial.fields])
         self._explores = any(h.spread > 0 for h in explore)
-        self._has_rounds = self._explores or controller is not None or records is not None
         self._num_controlled_rounds = 0
         if controller is not None:
             self._num_controlled_rounds = check_controller(
@@ -141,10 +140,12 @@ class Ensemble:
                 "total_steps": total_steps,
                 "seed": seed,
                 "bucket_mib": bucket_mib,
-                "records": "given" if self._has_rounds else "none, and nothing else to sync for",
                 "parameters": layout_text(averaged_tensors(optimizer, model)),
             },
         )
+        # Records may be given to replica zero alone: every replica then takes part in its rounds.
+        is_recorded = any(flag for (flag,) in exchange(self.replicas, [float(records is not None)]))
+        self._has_rounds = self._explores or controller is not None or is_recorded
 
         # From here on things change.
         self._keeps_trace = records is not None and self.replicas.index == 0

@@ -1,0 +1,72 @@
+"""Compare plain training with the method's parts on examples/charlm.py: seeds, mean and spread.
+
+    python examples/compare_charlm.py            # run what is missing, then print the table
+    python examples/compare_charlm.py --table    # only the table, from the saved results
+
+Results are kept in docs/experiments/charlm.json, so that the table can be rebuilt without running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "experiments" / "charlm.json"
+METHODS = {
+    "plain DDP, OneCycleLR": ["--spread", "0", "--controller", "none"],
+    "spread 1/9, averaging": ["--controller", "none"],
+    "and the log controller": ["--controller", "log"],
+    "and the paper's controller": ["--controller", "paper"],
+}
+STARTS = {"3e-4": 3e-4, "3e-3": 3e-3, "3e-2": 3e-2}
+SEEDS = (0, 1, 2)
+
+
+def run(arguments: list[str]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            str(Path(sys.executable).with_name("torchrun")),
+            *["--standalone", "--nproc-per-node", "4", str(ROOT / "examples" / "charlm.py")],
+            *["--out", f"{folder}/run", *arguments],
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        return json.loads(Path(folder, "run", "result.json").read_text())["bits_per_character"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", action="store_true", help="print the table from saved results only")
+    args = parser.parse_args()
+    results: dict[str, float] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not args.table:
+        for seed in SEEDS:
+            for start, lr in STARTS.items():
+                for method, flags in METHODS.items():
+                    key = f"{method} | {start} | {seed}"
+                    if key in results:
+                        continue
+                    results[key] = run([*flags, "--max-lr", str(lr), "--seed", str(seed)])
+                    print(f"{key}: {results[key]:.4f}", flush=True)
+                    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print("| bits per character, held out | " + " | ".join(f"from {start}" for start in STARTS) + " |")
+    print("| --- |" + " --- |" * len(STARTS))
+    for method in METHODS:
+        cells = []
+        for start in STARTS:
+            values = [results[key] for seed in SEEDS if (key := f"{method} | {start} | {seed}") in results]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.3f}{spread}" if values else "-")
+        print(f"| {method} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
