@@ -8,9 +8,22 @@ from hdet.errors import (
     HdetError,
     HdetWarning,
     IdenticalLossWarning,
+    NoEffectWarning,
     NotConvergedWarning,
 )
-from hdet.hyperparameters import LearningRate
+from hdet.hyperparameters import (
+    AttentionScale,
+    AttentionTemperature,
+    Beta2,
+    Dropout,
+    Epsilon,
+    LabelSmoothing,
+    LearningRate,
+    ModuleAttribute,
+    Momentum,
+    Scalar,
+    WeightDecay,
+)
 from hdet.replicas import finite_mean_hook
 from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
@@ -19,19 +32,30 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AllReplicasFailedError",
+    "AttentionScale",
+    "AttentionTemperature",
+    "Beta2",
     "ConfigurationMismatchError",
     "Controller",
+    "Dropout",
     "Ensemble",
+    "Epsilon",
     "HdetError",
     "HdetWarning",
     "IdenticalLossWarning",
     "JsonlSink",
+    "LabelSmoothing",
     "LearningRate",
+    "ModuleAttribute",
+    "Momentum",
+    "NoEffectWarning",
     "NotConvergedWarning",
     "OneCycleAutoLR",
     "Records",
     "ReplayLR",
     "RoundRecord",
+    "Scalar",
+    "WeightDecay",
     "__version__",
     "export_schedule",
     "finite_mean_hook",

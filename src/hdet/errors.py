@@ -8,6 +8,7 @@ __all__ = [
     "HdetError",
     "HdetWarning",
     "IdenticalLossWarning",
+    "NoEffectWarning",
     "NotConvergedWarning",
 ]
 
@@ -30,6 +31,10 @@ class HdetWarning(UserWarning):
 
 class IdenticalLossWarning(HdetWarning):
     """Every replica reported the same loss, so the controller has nothing to compare."""
+
+
+class NoEffectWarning(HdetWarning):
+    """A hyperparameter found nothing to change, or nothing that could be spread."""
 
 
 class NotConvergedWarning(HdetWarning):

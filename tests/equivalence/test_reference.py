@@ -162,8 +162,8 @@ def test_real_replicas_equal_the_reference(num_replicas: int, num_groups: int, r
     for name in OPTIMIZERS:
         trace = run_reference(num_replicas, name, num_groups, rule)
         for rank in range(num_replicas):
-            values = torch.tensor(real[rank][name]["values"])
-            expected = torch.tensor([step.values[rank] for step in trace.steps])
+            values = torch.tensor(real[rank][name]["values"], dtype=torch.float64)
+            expected = torch.tensor([step.values[rank] for step in trace.steps], dtype=torch.float64)
             torch.testing.assert_close(values, expected, rtol=1e-9, atol=0)
             parameters = torch.cat([p.reshape(-1) for p in real[rank][name]["parameters"]])
             torch.testing.assert_close(parameters, torch.cat(trace.parameters[rank]), rtol=1e-8, atol=1e-10)

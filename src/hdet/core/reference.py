@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hdet.core.assign import permutation
+from hdet.core.assign import assign
 from hdet.core.controller import Controller, ControllerState, log_update, paper_update
 from hdet.core.decay import floor_matching, num_controlled_rounds
-from hdet.core.signal import auto_temperature, correlation_signal, softmax_weights, weighted_deviation
-from hdet.core.spread import multipliers
+from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.core.spread import multiplier_at
 
 __all__ = ["Round", "Step", "Trace", "adam", "sgd", "train"]
 
@@ -65,6 +65,7 @@ def train(
     names: Sequence[str],
     controller: Controller | None = None,
     floors: Sequence[float] | None = None,
+    assignment: str = "random",
     seed: int = 0,
 ) -> Trace:
     """Train ``num_replicas`` copies with the method and return the full trace.
@@ -81,7 +82,8 @@ def train(
         names: one name per parameter group; each has a permutation of its own.
         controller: settings of the controller, or None to follow the plan.
         floors: what each base decays to, for ``decay="floor"``.
-        seed: of the permutations.
+        assignment: how replicas are placed in the spreads, see :func:`hdet.core.assign.assign`.
+        seed: of the assignments.
 
     Two replicas on the loss x^2 / 2, one a little faster than the plan and one a little slower:
 
@@ -94,7 +96,6 @@ def train(
     [[0.25], [0.25]]
     """
     replicas, groups = range(num_replicas), range(len(names))
-    rho = multipliers(num_replicas, spread)
     theta = [list(parameters) for _ in replicas]
     slots: list[list[dict[str, Array]]] = [[{} for _ in groups] for _ in replicas]
     control: list[ControllerState | None] = [None for _ in groups]
@@ -114,8 +115,8 @@ def train(
     for t in range(1, total_steps + 1):
         # Fan-out: every replica has its own value, all share one gradient (eqs. 1, 2, 9).
         bases = [base(g, t - 1) for g in groups]
-        pi = [permutation(num_replicas, seed, round_index, names[g]) for g in groups]
-        values = [[bases[g] * rho[pi[g][r]] for g in groups] for r in replicas]
+        places = list(assign(assignment, num_replicas, seed, round_index, names).values())
+        values = [[bases[g] * multiplier_at(places[g][r], spread) for g in groups] for r in replicas]
         steps.append(Step(bases, values))
         measured = [gradient(theta[r], r, t) for r in replicas]
         shared = [sum(measured[r][1][g] for r in replicas) / num_replicas for g in groups]
@@ -145,6 +146,8 @@ def train(
                 weights = softmax_weights(
                     losses, auto_temperature(losses) if temperature == "auto" else temperature
                 )
+            else:
+                signals = joint_signals(places, losses)
             for g in groups:
                 state = control[g]
                 if controller.form == "paper":
@@ -160,14 +163,12 @@ def train(
                         decay=decays[g],
                     )
                 else:
-                    log_rho = [math.log(rho[pi[g][r]]) for r in replicas]
-                    signals[g] = correlation_signal(log_rho, losses)
                     control[g] = log_update(
                         state or ControllerState(0.0),
                         signals[g],
                         momentum=controller.momentum,
                         step_size=controller.step_size,
-                        half_width=max(abs(x) for x in log_rho),
+                        half_width=max(abs(math.log(multiplier_at(x, spread))) for x in places[g]),
                         max_log_correction=math.log(controller.max_correction),
                     )
         velocities = [state.velocity if state else 0.0 for state in control]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["auto_temperature", "correlation_signal", "softmax_weights", "weighted_deviation"]
+__all__ = ["auto_temperature", "joint_signals", "softmax_weights", "weighted_deviation"]
 
 
 def softmax_weights(losses: Sequence[float], temperature: float) -> list[float]:
@@ -57,27 +57,62 @@ def weighted_deviation(weights: Sequence[float], values: Sequence[float]) -> flo
     return weighted - math.fsum(values) / len(values)
 
 
-def correlation_signal(log_multipliers: Sequence[float], losses: Sequence[float]) -> float:
-    r"""Normalised downhill slope of the loss on the log of the value, in [-1, 1].
+def joint_signals(positions: Sequence[Sequence[float]], losses: Sequence[float]) -> list[float]:
+    r"""Normalised downhill slope of the loss on every hyperparameter at once, each in [-1, 1].
 
-    .. math:: z = -\frac{\sum_r (x_r - \bar x)(L_r - \bar L)}
-                        {\sqrt{\sum_r (x_r - \bar x)^2 \sum_r (L_r - \bar L)^2}}
+    The least-squares fit :math:`L_r \approx c + \sum_j b_j x_{jr}` over the replicas r, then
 
-    with :math:`x_r = \log \rho_r`. It is the least-squares slope in units of the two standard
-    deviations, so it depends on neither the unit of the loss nor the width of the spread. It is zero
-    where there is nothing to compare.
+    .. math:: z_j = -b_j\,\frac{\mathrm{sd}(x_j)}{\mathrm{sd}(L)}
 
-    >>> correlation_signal([-1.0, 0.0, 1.0], [3.0, 2.0, 1.0])
-    1.0
-    >>> correlation_signal([-1.0, 1.0], [2.0, 2.0])
-    0.0
+    ``positions[j][r]`` is :math:`x_{jr}`, where replica r stands in the spread of hyperparameter j. With
+    one hyperparameter this is the negative correlation. With several, one's effect is not credited to
+    another that happened to be assigned alike. The unit of the loss and the width of the spread cancel.
+
+    >>> [round(z, 6) for z in joint_signals([[-1.0, 0.0, 1.0]], [3.0, 2.0, 1.0])]
+    [1.0]
+    >>> joint_signals([[-1.0, 1.0]], [2.0, 2.0])
+    [0.0]
+
+    The loss depends on the first only; the second is correlated with it by chance:
+
+    >>> z = joint_signals([[-1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 0.5, 1.0]], [2.0, 2.0, 1.0, 1.0])
+    >>> [abs(round(x, 2)) for x in z]
+    [1.0, 0.0]
     """
-    num = len(losses)
-    x_mean, loss_mean = math.fsum(log_multipliers) / num, math.fsum(losses) / num
-    dx = [x - x_mean for x in log_multipliers]
-    dl = [loss - loss_mean for loss in losses]
-    scale = math.sqrt(math.fsum(x * x for x in dx) * math.fsum(d * d for d in dl))
-    if scale == 0:
-        return 0.0
-    slope = math.fsum(x * d for x, d in zip(dx, dl, strict=True)) / scale
-    return min(1.0, max(-1.0, -slope))
+    columns = [_centered(x) for x in positions]
+    centered_losses = _centered(losses)
+    loss_scale = math.sqrt(_dot(centered_losses, centered_losses))
+    if loss_scale == 0:
+        return [0.0] * len(columns)
+    # Columns of unit length make the coefficients those of the normalised slope. A small ridge settles
+    # what the replicas cannot tell apart: it shares the effect among equal columns.
+    ridge = 1e-3
+    lengths = [math.sqrt(_dot(x, x)) for x in columns]
+    units = [[v / length if length else 0.0 for v in x] for x, length in zip(columns, lengths, strict=True)]
+    gram = [[_dot(a, b) + ridge * (i == j) for j, b in enumerate(units)] for i, a in enumerate(units)]
+    slopes = _solve(gram, [_dot(x, centered_losses) / loss_scale for x in units])
+    return [min(1.0, max(-1.0, -slope * (1 + ridge))) for slope in slopes]
+
+
+def _centered(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
+def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Gaussian elimination; the matrix is symmetric and positive definite."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = math.fsum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i]
+    return solution

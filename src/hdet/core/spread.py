@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["geometric_multipliers", "multipliers"]
+import math
+
+__all__ = ["confined", "geometric_multipliers", "multiplier_at", "multipliers", "positions", "usable_share"]
 
 
 def multipliers(num_replicas: int, spread: float) -> list[float]:
@@ -37,3 +39,56 @@ def geometric_multipliers(num_replicas: int, span: float) -> list[float]:
     """
     last = num_replicas - 1
     return [span ** ((2 * r - last) / max(last, 1)) for r in range(num_replicas)]
+
+
+def positions(num_replicas: int) -> list[float]:
+    r"""Where the replicas stand in the spread, from -1 to 1: :math:`x_r = (r - (N-1)/2)/\delta`.
+
+    >>> positions(3), positions(1)
+    ([-1.0, 0.0, 1.0], [0.0])
+    """
+    center = (num_replicas - 1) / 2
+    return [(r - center) / max(center, 0.5) for r in range(num_replicas)]
+
+
+def multiplier_at(position: float, spread: float, scale: str = "linear") -> float:
+    r"""The factor at a position :math:`x`: :math:`1 + \alpha x` (eq. 1), or :math:`(1 + \alpha)^x`.
+
+    >>> multiplier_at(-1.0, 0.5), multiplier_at(1.0, 0.5, scale="log")
+    (0.5, 1.5)
+    """
+    return 1 + spread * position if scale == "linear" else (1 + spread) ** position
+
+
+def usable_share(base: float, low: float, high: float, spread: float, scale: str = "linear") -> float:
+    """How much of the spread fits between the bounds, from 0 to 1, when it is narrowed on both sides alike.
+
+    Cutting or folding single values at a bound would shift their mean away from the base.
+
+    >>> usable_share(0.4, 0.0, 0.5, spread=0.5)
+    0.5
+    >>> usable_share(0.5, 0.0, 0.5, spread=0.5)
+    0.0
+    """
+    if spread == 0 or base <= 0:
+        return 0.0
+    if scale == "linear":
+        room = min(high / base - 1, 1 - low / base)
+        return max(0.0, min(1.0, room / spread))
+    room = min(math.log(high / base), math.log(base / low) if low > 0 else math.inf)
+    return max(0.0, min(1.0, room / math.log(1 + spread)))
+
+
+def confined(base: float, low: float, high: float, spread: float, scale: str = "linear") -> float:
+    """The base, moved inside the bounds so far that a quarter of the spread still fits.
+
+    At the bound itself nothing could be explored any more, and the base would stay there for good.
+
+    >>> confined(0.7, 0.0, 0.5, spread=1.0, scale="linear")
+    0.4
+    >>> confined(0.3, 0.0, 0.5, spread=1.0)
+    0.3
+    """
+    lowest = low / multiplier_at(-0.25, spread, scale)
+    highest = high / multiplier_at(0.25, spread, scale)
+    return min(max(base, lowest), highest)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_count, require_number
+from hdet.core.assign import DESIGNS
+from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
 from hdet.core.decay import num_controlled_rounds
 from hdet.errors import HdetWarning
@@ -30,6 +31,8 @@ def check_arguments(
     seed: object,
     records: object,
     bucket_mib: object,
+    assignment: object,
+    probe: object,
 ) -> None:
     """Raise if an argument is of the wrong kind or out of range."""
     if not isinstance(optimizer, Optimizer):
@@ -76,10 +79,19 @@ def check_arguments(
             f"{type(records).__name__}"
         )
     require_number("bucket_mib", bucket_mib, above=0)
+    require_choice("assignment", assignment, DESIGNS)
+    if probe is not None and not callable(probe):
+        raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
 
 
 def check_controller(
-    controller: Controller, dials: Sequence[Dial], *, sync_every: int, total_steps: int | None, explores: bool
+    controller: Controller,
+    dials: Sequence[Dial],
+    *,
+    sync_every: int,
+    total_steps: int | None,
+    explores: bool,
+    has_probe: bool,
 ) -> int:
     """Raise if the controller could not do its work here; return how many rounds it controls."""
     num_rounds = 0
@@ -99,6 +111,13 @@ def check_controller(
                 f"total_steps={total_steps} and no floor for {missing}: "
                 "pass total_steps and floor=, or a number as decay"
             )
+    incomparable = [dial.name for dial in dials if dial.changes_loss]
+    if incomparable and not has_probe:
+        raise ValueError(
+            f"probe must be given to steer {incomparable}, got None: they change the loss itself, so the "
+            "replicas' training losses cannot be compared. Pass probe=, a function that returns the plain "
+            "loss on one fixed batch, or leave the controller off"
+        )
     if not explores:
         warnings.warn(
             "the controller has nothing to compare at spread 0: only its decay acts",

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.core.assign import assign
 from hdet.core.controller import Controller
 from hdet.ensemble.arguments import check_arguments, check_controller
 from hdet.ensemble.measure import Measure
+from hdet.ensemble.probe import run_probe
 from hdet.ensemble.steering import Steering, steer
 from hdet.ensemble.tensors import averaged_tensors, layout_text
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
@@ -68,6 +70,11 @@ class Ensemble:
         seed: of the assignments, the same on every replica.
         records: takes a :class:`RoundRecord` per sync, on replica zero.
         bucket_mib: buffer size for averaging, in MiB.
+        assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
+            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.core.assign.assign`.
+        probe: returns the loss on one batch that is the same for every replica. It is called at each sync
+            before converging, with gradients off and ``model`` in evaluation mode, and scores the replicas
+            instead of their training losses.
 
     >>> parameter = nn.Parameter(torch.zeros(2))
     >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -92,6 +99,8 @@ class Ensemble:
         seed: int = 0,
         records: RecordSink | None = None,
         bucket_mib: float = 25.0,
+        assignment: Literal["random", "latin", "factorial"] = "random",
+        probe: Callable[[], Tensor | float] | None = None,
     ) -> None:
         if total_steps is None:
             total_steps = getattr(scheduler, "total_steps", None)
@@ -107,6 +116,8 @@ class Ensemble:
             seed=seed,
             records=records,
             bucket_mib=bucket_mib,
+            assignment=assignment,
+            probe=probe,
         )
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -119,9 +130,13 @@ class Ensemble:
         self._records = records
         self._averager = Averager(self.replicas, bucket_mib=bucket_mib)
 
-        self._dials = _dials(explore, optimizer, self.replicas.count)
-        self._panel = Panel([field for dial in self._dials for field in dial.fields])
-        self._explores = any(h.spread > 0 for h in explore)
+        self._assignment, self._probe = assignment, probe
+        self._dials = _dials(explore, optimizer)
+        self._positions(0)  # raises if the assignment does not fit
+        fields = [field for dial in self._dials for field in dial.fields]
+        self._panel = Panel(fields)
+        self._panel_of_step = Panel([field for field in fields if not field.is_static])
+        self._explores = any(dial.spread > 0 for dial in self._dials)
         self._num_controlled_rounds = 0
         if controller is not None:
             self._num_controlled_rounds = check_controller(
@@ -130,6 +145,7 @@ class Ensemble:
                 sync_every=sync_every,
                 total_steps=total_steps,
                 explores=self._explores,
+                has_probe=probe is not None,
             )
         self._measure = Measure(
             self.replicas,
@@ -140,6 +156,8 @@ class Ensemble:
                 "total_steps": total_steps,
                 "seed": seed,
                 "bucket_mib": bucket_mib,
+                "assignment": assignment,
+                "probe": probe is not None,
                 "parameters": layout_text(averaged_tensors(optimizer, model)),
             },
         )
@@ -170,7 +188,7 @@ class Ensemble:
     @property
     def values(self) -> dict[str, float]:
         """What this replica uses."""
-        return {dial.name: dial.base * dial.multiplier for dial in self._dials}
+        return {dial.name: dial.value(dial.base, dial.multiplier) for dial in self._dials}
 
     @property
     def multipliers(self) -> dict[str, float]:
@@ -209,10 +227,10 @@ class Ensemble:
         self.num_steps += 1
         if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
             record = self._sync()
-            self._advance()
+            self._advance(self._panel)
             self._write(record)
         else:
-            self._advance()
+            self._advance(self._panel_of_step)
 
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own.
@@ -272,7 +290,7 @@ class Ensemble:
             self.scheduler.load_state_dict(state_dict["scheduler"])
         for dial in self._dials:
             dial.load(state_dict["dials"][dial.name])
-        self.restart_at(state_dict["num_steps"])
+        self.restart_at(state_dict["num_steps"], narrow=False)
         self._measure.clear(state_dict["losses"])
 
     def close(self) -> None:
@@ -282,7 +300,7 @@ class Ensemble:
         self._hooks = []
         self._panel.put_plans()
 
-    def restart_at(self, num_steps: int) -> None:
+    def restart_at(self, num_steps: int, *, narrow: bool = True) -> None:
         """Begin, or begin again, after ``num_steps`` optimizer steps, with the bases as they are."""
         self._panel.put_plans()
         self.num_steps = num_steps
@@ -292,32 +310,39 @@ class Ensemble:
         for dial in self._dials:
             for field in dial.fields:
                 field.trace.clear()
-        self._assign_multipliers()
+        self._assign_multipliers(narrow=narrow)
         self._panel.put_values(is_traced=self._keeps_trace)
 
     # --- a step ------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, panel: Panel) -> None:
         """Let the schedule write its next plan, then put this replica's values in its place."""
-        if not self._plan_is_closed_form and self._panel.put_plans():
+        if not self._plan_is_closed_form and panel.put_plans():
             self._warn_once(
                 "changed outside",
-                "a learning rate was changed by somebody else since the last step, so replicas did not use "
+                "a hyperparameter was changed by somebody else since the last step, so replicas did not use "
                 "their own values: give the schedule to the ensemble (scheduler=...) and do not step it or "
-                "write learning rates yourself",
+                "write values yourself",
                 HdetWarning,
             )
         # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
         is_over = self.total_steps is not None and self.num_steps >= self.total_steps
         if self.scheduler is not None and (self._plan_is_closed_form or not is_over):
             self.scheduler.step()
-        self._panel.put_values(is_traced=self._keeps_trace)
+        panel.put_values(is_traced=self._keeps_trace)
 
-    def _assign_multipliers(self) -> None:
+    def _assign_multipliers(self, *, narrow: bool = True) -> None:
         """Draw this round's multipliers and tell the fields."""
+        positions = self._positions(self._round)
         for dial in self._dials:
-            dial.multiplier = dial.assigned(self.seed, self._round)[self.replicas.index]
+            if narrow:
+                dial.narrow_spread()
+            dial.multiplier = dial.multipliers(positions[dial.name])[self.replicas.index]
             dial.set_fields(dial.multiplier)
+
+    def _positions(self, round_index: int) -> dict[str, list[float]]:
+        names = [dial.name for dial in self._dials]
+        return assign(self._assignment, self.replicas.count, self.seed, round_index, names)
 
     @property
     def _round(self) -> int:
@@ -340,8 +365,13 @@ class Ensemble:
         clock = _Clock()
         round_index = (self.num_steps - 1) // self.sync_every
         record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
+        probe_loss = None
+        if self._probe is not None and ends_round:
+            with torch.profiler.record_function("hdet::probe"):
+                probe_loss = run_probe(self._probe, self.model)
+            clock.lap("probe", record)
         with torch.profiler.record_function("hdet::measure"):
-            record.excluded = self._exchange()
+            record.excluded = self._exchange(probe_loss)
         clock.lap("measure", record)
         with torch.profiler.record_function("hdet::converge"):
             self._converge(record.excluded)
@@ -350,18 +380,20 @@ class Ensemble:
         record.converged = self._explores and self.replicas.communicates
         record.losses = self._measure.losses
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._measure.table]
+        record.probes = self._measure.probes
+        record.positions = self._positions(round_index)
         for dial in self._dials:
-            multipliers = record.multipliers[dial.name] = dial.assigned(self.seed, round_index)
-            record.values[dial.name] = [dial.base * multiplier for multiplier in multipliers]
+            multipliers = record.multipliers[dial.name] = dial.multipliers(record.positions[dial.name])
+            record.values[dial.name] = [dial.value(dial.base, multiplier) for multiplier in multipliers]
             if self._keeps_trace:
                 # At a sync the plan has not moved on yet; within a round its newest value is not used yet.
                 record.base_trace[dial.name] = dial.take_trace(keep_newest=not ends_round)
         record.num_steps, self._recorded_at = self.num_steps - self._recorded_at, self.num_steps
         return record
 
-    def _exchange(self) -> dict[int, str]:
+    def _exchange(self, probe_loss: float | None) -> dict[int, str]:
         is_healthy = not self._explores or self._averager.all_finite(self._tensors())
-        return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy)
+        return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy, probe_loss=probe_loss)
 
     def _tensors(self) -> list[Tensor]:
         return averaged_tensors(self.optimizer, self.model)
@@ -379,8 +411,8 @@ class Ensemble:
         controller = self.controller
         if controller is None or self.num_steps < controller.start or self.num_steps % self.sync_every:
             return Steering()
-        losses = {r: loss for r, loss in enumerate(record.losses) if loss is not None}
-        compared = {r: loss for r, loss in losses.items() if r not in record.excluded}
+        scores = {r: score for r, score in enumerate(self._measure.scores) if score is not None}
+        compared = {r: score for r, score in scores.items() if r not in record.excluded}
         if self.replicas.communicates and self._explores:
             self._warn_if_silent(compared)
         return steer(
@@ -388,7 +420,7 @@ class Ensemble:
             controller,
             losses=compared,
             num_replicas=self.replicas.count,
-            multipliers=record.multipliers,
+            positions=record.positions,
             num_rounds=self._num_controlled_rounds,
         )
 
@@ -458,8 +490,8 @@ class _Clock:
         record.milliseconds[name], self._last = 1000 * (now - self._last), now
 
 
-def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer, num_replicas: int) -> list[Dial]:
-    dials = [dial for h in explore for dial in h.dials(optimizer, num_replicas)]
+def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer) -> list[Dial]:
+    dials = [dial for h in explore for dial in h.dials(optimizer)]
     names = [dial.name for dial in dials]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from hdet.ensemble.losses import LossMeter, LossSum
@@ -32,31 +33,48 @@ class Measure:
         """
         num_replicas = self._replicas.count
         self._meter.take()
+        self.probes: list[float | None] = []
         self.table = [LossSum()] * num_replicas
         if len(table) == num_replicas:
             self.table = [LossSum(*row) for row in table]
+
+    @property
+    def scores(self) -> list[float | None]:
+        """What replicas are compared by: the loss on the probe, or the mean training loss."""
+        return self.probes or self.losses
 
     @property
     def losses(self) -> list[float | None]:
         """Mean loss of every replica; None where it saw no finite one."""
         return [row.mean for row in self.table]
 
-    def exchange(self, num_steps: int, base: Mapping[str, float], *, is_healthy: bool) -> dict[int, str]:
+    def exchange(
+        self, num_steps: int, base: Mapping[str, float], *, is_healthy: bool, probe_loss: float | None = None
+    ) -> dict[int, str]:
         """Add everybody's losses to the table; return who is to be left out, and why. Collective."""
         replicas = self._replicas
-        mine = [*self._meter.take(), float(is_healthy), float(num_steps), digest(repr(dict(base)))]
+        mine = [
+            *self._meter.take(),
+            float(is_healthy),
+            float(num_steps),
+            digest(repr(dict(base))),
+            math.nan if probe_loss is None else probe_loss,
+        ]
         reports = exchange(replicas, mine)
         if len(reports) < replicas.count:  # alone, though more replicas were asked for: they say nothing
-            silent = [0.0, 0.0, 0.0, *mine[3:]]
+            silent = [0.0, 0.0, 0.0, *mine[3:-1], math.nan]
             reports = [mine if r == replicas.index else silent for r in range(replicas.count)]
         _require_in_step([report[4] for report in reports], [report[5] for report in reports])
         self.table = [row.plus(LossSum(*report[:3])) for row, report in zip(self.table, reports, strict=True)]
+        self.probes = [] if probe_loss is None else [x if math.isfinite(x) else None for *_, x in reports]
         excluded: dict[int, str] = {}
         for r, (row, report) in enumerate(zip(self.table, reports, strict=True)):
             if not report[3]:
                 excluded[r] = "parameters are not finite"
             elif row.num_nonfinite and not row.num_finite:
                 excluded[r] = "no finite loss in this round"
+            elif probe_loss is not None and self.probes[r] is None and replicas.communicates:
+                excluded[r] = "the loss on the probe is not finite"
         if len(excluded) == replicas.count:
             reasons = "; ".join(f"replica {r}: {why}" for r, why in excluded.items())
             raise AllReplicasFailedError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hdet.core.controller import Controller, ControllerState, log_update, paper_update
 from hdet.core.decay import floor_matching
-from hdet.core.signal import auto_temperature, correlation_signal, softmax_weights, weighted_deviation
+from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
 from hdet.hyperparameters import Dial
 
 __all__ = ["Steering", "steer"]
@@ -29,7 +29,7 @@ def steer(
     *,
     losses: Mapping[int, float],
     num_replicas: int,
-    multipliers: Mapping[str, Sequence[float]],
+    positions: Mapping[str, Sequence[float]],
     num_rounds: int,
 ) -> Steering:
     """Move the base of every dial.
@@ -39,7 +39,7 @@ def steer(
         controller: the settings.
         losses: the loss of every replica that takes part in the comparison.
         num_replicas: how many there are in all.
-        multipliers: what each replica held in the round, per dial.
+        positions: where each replica stood in the spread of each dial.
         num_rounds: how many rounds train on a base that the controller has set.
     """
     replicas = sorted(losses)
@@ -55,15 +55,16 @@ def steer(
     for r, weight in zip(replicas, weights, strict=True):
         result.weights[r] = weight
 
-    for dial in dials:
-        rho = [multipliers[dial.name][r] for r in replicas]
-        if controller.form == "paper":
+    at = [[positions[dial.name][r] for r in replicas] for dial in dials]
+    can_compare = len(replicas) > 1
+    if controller.form == "paper":
+        for dial, places in zip(dials, at, strict=True):
             state = dial.control
             if state is None:  # take over the base where the plan has brought it
                 state = ControllerState(dial.base)
                 dial.decay = _decay(controller, dial, num_rounds)
-            values = [state.base * factor for factor in rho]
-            signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
+            values = [dial.value(state.base, rho) for rho in dial.multipliers(places)]
+            signal = weighted_deviation(weights, values) if can_compare else 0.0
             state = paper_update(
                 state,
                 signal,
@@ -72,19 +73,20 @@ def steer(
                 decay=dial.decay,
             )
             dial.hold(state)
-        else:
-            log_rho = [math.log(factor) for factor in rho]
-            signal = correlation_signal(log_rho, compared) if len(replicas) > 1 else 0.0
+            result.signal[dial.name] = signal
+    else:
+        signals = joint_signals(at, compared) if can_compare else [0.0] * len(dials)
+        for dial, signal in zip(dials, signals, strict=True):
             state = log_update(
                 dial.control or ControllerState(0.0),
                 signal,
                 momentum=controller.momentum,
                 step_size=controller.step_size,
-                half_width=max(abs(math.log(factor)) for factor in dial.multipliers),
+                half_width=dial.half_width,
                 max_log_correction=math.log(controller.max_correction),
             )
             dial.correct(state)
-        result.signal[dial.name] = signal
+            result.signal[dial.name] = signal
     return result
 
 

@@ -2,6 +2,29 @@
 
 from hdet.hyperparameters.dial import Dial, Hyperparameter
 from hdet.hyperparameters.fields import Panel
-from hdet.hyperparameters.learning_rate import LearningRate
+from hdet.hyperparameters.modules import (
+    AttentionScale,
+    AttentionTemperature,
+    Dropout,
+    LabelSmoothing,
+    ModuleAttribute,
+)
+from hdet.hyperparameters.optimizer import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
+from hdet.hyperparameters.scalar import Scalar
 
-__all__ = ["Dial", "Hyperparameter", "LearningRate", "Panel"]
+__all__ = [
+    "AttentionScale",
+    "AttentionTemperature",
+    "Beta2",
+    "Dial",
+    "Dropout",
+    "Epsilon",
+    "Hyperparameter",
+    "LabelSmoothing",
+    "LearningRate",
+    "ModuleAttribute",
+    "Momentum",
+    "Panel",
+    "Scalar",
+    "WeightDecay",
+]

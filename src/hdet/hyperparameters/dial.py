@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
-from hdet.core.assign import permutation
 from hdet.core.controller import ControllerState
+from hdet.core.spread import confined, multiplier_at, usable_share
 from hdet.hyperparameters.fields import Field
 
 __all__ = ["Dial", "Hyperparameter"]
@@ -23,63 +23,119 @@ class Hyperparameter(Protocol):
         """Half-width of the multipliers; zero explores nothing."""
         ...
 
-    def dials(self, optimizer: Optimizer, num_replicas: int) -> list[Dial]:
+    def dials(self, optimizer: Optimizer) -> list[Dial]:
         """The dials of this hyperparameter, one for each value that is explored on its own."""
         ...
 
 
 class Dial:
-    """One explored scalar: its fields, its multipliers, and what the controller has learned of it.
+    """One explored scalar: its fields, its spread, and what the controller has learned of it.
 
     The base is plan x correction, or a held base once a controller of the paper's form has taken over.
-    Several fields on one dial share its multiplier and move in proportion.
+    Several fields on one dial share its multiplier and move in proportion. Where the fields are
+    complements (a momentum), all of this applies to one minus the value.
+
+    Args:
+        name: of the hyperparameter, unique in an ensemble.
+        fields: where the value lives.
+        spread: half-width of the multipliers.
+        scale: ``"linear"`` or ``"log"`` spacing of the multipliers.
+        bounds: every replica's value stays between them.
+        floor: where ``decay="floor"`` takes the base.
+        changes_loss: whether losses of replicas with different values cannot be compared.
+        is_scheduled: whether the plan moves by itself, so that where it stands now says little.
     """
 
     def __init__(
-        self, name: str, fields: Sequence[Field], multipliers: Sequence[float], floor: float | None = None
+        self,
+        name: str,
+        fields: Sequence[Field],
+        *,
+        spread: float,
+        scale: str = "linear",
+        bounds: tuple[float, float] | None = None,
+        floor: float | None = None,
+        changes_loss: bool = False,
+        is_scheduled: bool = False,
     ) -> None:
         self.name = name
         self.fields = list(fields)
-        self.multipliers = list(multipliers)
-        self.floor = floor
+        self.spread, self.scale, self.floor = spread, scale, floor
+        self.changes_loss = changes_loss
+        self.bounds = bounds
+        self._is_complement = self.fields[0].is_complement
+        self._is_scheduled = is_scheduled
         self.multiplier = 1.0
         self.correction = 1.0
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
         self.decay = 0.0
+        self.share = 1.0
+        """How much of the spread is used in this round, from 0 to 1."""
+        self.narrow_spread()
+
+    # --- the value -----------------------------------------------------------------------------------
 
     @property
     def base(self) -> float:
         """The shared value of the first field, on the host."""
-        return self.fields[0].planned * self.correction if self.held is None else self.held[0]
+        return self._bases()[0]
 
-    def assigned(self, seed: int, round_index: int) -> list[float]:
-        """The multiplier of every replica in a round (eq. 9)."""
-        order = permutation(len(self.multipliers), seed, round_index, self.name)
-        return [self.multipliers[i] for i in order]
+    def value(self, base: float, factor: float) -> float:
+        """``base`` times ``factor``, on the scale of the dial."""
+        return 1 - (1 - base) * factor if self._is_complement else base * factor
+
+    def narrow_spread(self) -> None:
+        """At the start of a round: use as much of the spread as fits the bounds around the base."""
+        if self.bounds is not None or not self._is_scheduled:
+            low, high = self._inner_bounds()
+            self.share = min(
+                usable_share(self._inner(base), low, high, self.spread, self.scale) for base in self._bases()
+            )
+
+    def multipliers(self, positions: Sequence[float]) -> list[float]:
+        """The replicas' factors at these positions."""
+        return [multiplier_at(self.share * x, self.spread, self.scale) for x in positions]
+
+    @property
+    def half_width(self) -> float:
+        """The widest multiplier of this round, as a logarithm."""
+        return max(abs(math.log(m)) for m in self.multipliers((-1.0, 1.0)))
 
     def set_fields(self, multiplier: float) -> None:
         """Tell the fields what to put from now on."""
-        factor = self.correction * multiplier
         for i, field in enumerate(self.fields):
-            field.set(factor=factor, held=None if self.held is None else self.held[i] * multiplier)
+            field.factor = self.correction * multiplier
+            field.held = None if self.held is None else self.value(self.held[i], multiplier)
+
+    # --- the controller ------------------------------------------------------------------------------
 
     def hold(self, state: ControllerState) -> None:
         """Leave the plan and keep the controller's base until it moves again (paper form)."""
+        old = self._bases()
+        base = self._confine(state.base)
         # Fields keep their proportions; a single field takes the new base to the bit.
-        old = [field.planned for field in self.fields] if self.held is None else self.held
-        self.held = [state.base] + [state.base * (value / old[0]) for value in old[1:]]
-        self.control = state
+        ratio = self._inner(base) / self._inner(old[0]) if self._inner(old[0]) else 1.0
+        self.held = [base] + [self.value(value, ratio) for value in old[1:]]
+        self.control = ControllerState(base, state.velocity)
 
     def correct(self, state: ControllerState) -> None:
         """Let the plan go on, multiplied by the controller's correction (log form)."""
-        self.correction = math.exp(state.base)
+        planned = self.fields[0].planned
+        correction = math.exp(state.base)
+        base = self.value(planned, correction)
+        if self.bounds is not None and self._confine(base) != base:
+            correction = self._inner(self._confine(base)) / self._inner(planned)
+            state = ControllerState(math.log(correction), state.velocity)
+        self.correction = correction
         self.control = state
+
+    # --- records and checkpoints ---------------------------------------------------------------------
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
         """The base of every step since the last call; a single entry where it did not move."""
         plans = self.fields[0].take_trace(keep_newest=keep_newest)
-        bases = [planned * self.correction for planned in plans] if self.held is None else [self.held[0]]
+        bases = [self.value(p, self.correction) for p in plans] if self.held is None else [self.held[0]]
         return bases[:1] if len(set(bases)) == 1 else bases
 
     def state(self) -> dict[str, Any]:
@@ -90,6 +146,7 @@ class Dial:
             "correction": self.correction,
             "control": None if self.control is None else list(self.control),
             "decay": self.decay,
+            "share": self.share,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -100,3 +157,24 @@ class Dial:
         self.correction = state["correction"]
         self.control = None if state["control"] is None else ControllerState(*state["control"])
         self.decay = state["decay"]
+        self.share = state["share"]
+
+    # --- on the scale of the dial --------------------------------------------------------------------
+
+    def _bases(self) -> list[float]:
+        if self.held is not None:
+            return self.held
+        return [self.value(field.planned, self.correction) for field in self.fields]
+
+    def _inner(self, value: float) -> float:
+        return 1 - value if self._is_complement else value
+
+    def _inner_bounds(self) -> tuple[float, float]:
+        low, high = self.bounds if self.bounds is not None else (0.0, math.inf)
+        return (1 - high, 1 - low) if self._is_complement else (low, high)
+
+    def _confine(self, base: float) -> float:
+        if self.bounds is None:
+            return base
+        low, high = self._inner_bounds()
+        return self._inner(confined(self._inner(base), low, high, self.spread, self.scale))

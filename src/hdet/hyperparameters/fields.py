@@ -1,23 +1,29 @@
 """Fields: the places where a hyperparameter's value lives.
 
-A field keeps the *plan* (what the wrapped schedule last wrote) apart from what it puts in its place, so
-that a schedule which computes its next value from the current one never sees a replica's multiplier.
+A field keeps the *plan* (what the wrapped schedule last wrote, or what the user had set) apart from what it
+puts in its place, so that a schedule which computes its next value from the current one never sees a
+replica's multiplier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Field", "FloatField", "Panel", "TensorField", "group_field"]
+__all__ = ["Field", "FloatField", "GeneralField", "Panel", "TensorField"]
+
+_T = TypeVar("_T")
 
 
 class FloatField:
     """A float in a parameter group."""
+
+    is_complement = False
+    is_static = False
 
     def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
         self._optimizer, self._index, self.key = optimizer, group_index, key
@@ -31,18 +37,14 @@ class FloatField:
         self.group = self._optimizer.param_groups[self._index]
         self.planned = self.last_put = self.group[self.key]
 
-    def set(self, *, factor: float, held: float | None) -> None:
-        """What to put from now on: the plan times ``factor``, or ``held`` whatever the plan."""
-        self.factor, self.held = factor, held
-
     def take_trace(self, *, keep_newest: bool) -> list[float]:
         """The plans since the last call."""
         taken, self.trace = _split(self.trace, keep_newest)
         return taken
 
-    def put_plan_into(self, state_dict: dict[str, Any]) -> None:
+    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """Put the plan where a saved optimizer holds this field."""
-        state_dict["param_groups"][self._index][self.key] = self.planned
+        optimizer_state["param_groups"][self._index][self.key] = self.planned
 
 
 class TensorField:
@@ -50,6 +52,9 @@ class TensorField:
 
     Compiled and graph-captured optimizers read the tensor itself: replacing it would have no effect.
     """
+
+    is_complement = False
+    is_static = False
 
     def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
         self._optimizer, self._index, self.key = optimizer, group_index, key
@@ -72,15 +77,12 @@ class TensorField:
         self._tensor: Tensor = self._optimizer.param_groups[self._index][self.key]
         self._plan = self._tensor.detach().clone()
 
-    def set(self, *, factor: float, held: float | None) -> None:
-        """See :meth:`FloatField.set`."""
-        self.factor, self.held = factor, held
-
-    def put_plan(self) -> None:
-        """Put the plan in place."""
+    def put_plan(self) -> bool:
+        """Put the plan in place; whether somebody else had written there would take a wait to tell."""
         self._tensor.copy_(self._plan)
+        return False
 
-    def put_value(self, is_traced: bool) -> None:
+    def put_value(self, *, is_traced: bool) -> None:
         """Take what is in place as the plan and put the value instead."""
         self._plan.copy_(self._tensor)
         if is_traced:
@@ -95,28 +97,89 @@ class TensorField:
         taken, self.trace = _split(self.trace, keep_newest)
         return torch.stack(taken).tolist() if taken else []
 
-    def put_plan_into(self, state_dict: dict[str, Any]) -> None:
+    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""
-        state_dict["param_groups"][self._index][self.key] = self._plan.clone()
+        optimizer_state["param_groups"][self._index][self.key] = self._plan.clone()
 
 
-Field = FloatField | TensorField
+class GeneralField:
+    """Any place that can be read and written through functions.
 
-_T = TypeVar("_T")
+    Args:
+        get: reads the value.
+        set: writes it.
+        is_complement: factors apply to one minus the value, as suits a momentum close to one.
+        is_static: nobody else writes it at every step, so it is enough to write it at syncs.
+        save: puts a value where a saved optimizer holds this field.
+    """
+
+    def __init__(
+        self,
+        get: Callable[[], float],
+        set: Callable[[float], None],
+        *,
+        is_complement: bool = False,
+        is_static: bool = True,
+        save: Callable[[dict[str, Any], float], None] | None = None,
+    ) -> None:
+        self._get, self._set, self._save = get, set, save
+        self.is_complement, self.is_static = is_complement, is_static
+        self.factor = 1.0
+        self.held: float | None = None
+        self.trace: list[float] = []
+        self.planned = self._last_put = get()
+
+    def bind(self) -> None:
+        """See :meth:`FloatField.bind`; loading an optimizer does not touch what lies outside it."""
+        if self._save is not None:
+            self.planned = self._last_put = self._get()
+        else:
+            self.put_plan()
+
+    def put_plan(self) -> bool:
+        """Put the plan in place, unless somebody else has written there; tell whether."""
+        if self._get() != self._last_put:
+            return True
+        self._set(self.planned)
+        self._last_put = self._get()
+        return False
+
+    def put_value(self, *, is_traced: bool) -> None:
+        """Take what is in place as the plan and put the value instead."""
+        self.planned = self._get()
+        if is_traced and not self.is_static:
+            self.trace.append(self.planned)
+        if self.held is not None:
+            value = self.held
+        elif self.is_complement:
+            value = 1 - (1 - self.planned) * self.factor
+        else:
+            value = self.planned * self.factor
+        self._set(value)
+        self._last_put = self._get()  # what is read back may be rounded
+
+    def take_trace(self, *, keep_newest: bool) -> list[float]:
+        """See :meth:`FloatField.take_trace`; a static plan stands for all steps."""
+        if self.is_static:
+            return [self.planned]
+        taken, self.trace = _split(self.trace, keep_newest)
+        return taken
+
+    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
+        """See :meth:`FloatField.put_plan_into`."""
+        if self._save is not None:
+            self._save(optimizer_state, self.planned)
+
+
+Field = FloatField | TensorField | GeneralField
 
 
 def _split(trace: list[_T], keep_newest: bool) -> tuple[list[_T], list[_T]]:
     return (trace[:-1], trace[-1:]) if keep_newest else (trace, [])
 
 
-def group_field(optimizer: Optimizer, group_index: int, key: str) -> Field:
-    """The field of the right kind for what the parameter group holds."""
-    value = optimizer.param_groups[group_index][key]
-    return (TensorField if isinstance(value, Tensor) else FloatField)(optimizer, group_index, key)
-
-
 class Panel:
-    """All fields of an ensemble, written together at every step.
+    """Fields that are written together.
 
     This is the only part of the library that runs for every group at every step. Its loops over float
     fields are written out, because a method call per field would cost as much as the schedule itself.
@@ -124,7 +187,7 @@ class Panel:
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._floats = [field for field in fields if isinstance(field, FloatField)]
-        self._tensors = [field for field in fields if isinstance(field, TensorField)]
+        self._others = [field for field in fields if not isinstance(field, FloatField)]
 
     def put_plans(self) -> bool:
         """Put every plan in place; tell whether somebody else had written to a field.
@@ -138,8 +201,8 @@ class Panel:
                 group[key] = field.planned
             else:
                 changed_outside = True
-        for field in self._tensors:  # comparing these would wait for the device
-            field.put_plan()
+        for field in self._others:
+            changed_outside |= field.put_plan()
         return changed_outside
 
     def put_values(self, *, is_traced: bool = False) -> None:
@@ -148,8 +211,8 @@ class Panel:
             group, key, held = field.group, field.key, field.held
             field.planned = planned = group[key]
             group[key] = field.last_put = planned * field.factor if held is None else held
-        for field in self._tensors:
-            field.put_value(is_traced)
+        for field in self._others:
+            field.put_value(is_traced=is_traced)
         if is_traced:
             for field in self._floats:
                 field.trace.append(field.planned)

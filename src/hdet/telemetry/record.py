@@ -27,6 +27,8 @@ class RoundRecord:
     """False where parameters were averaged within a round, before a save or an evaluation."""
     losses: list[float | None] = field(default_factory=list)
     """Mean loss of each replica over the round; None where it saw no finite one."""
+    probes: list[float | None] = field(default_factory=list)
+    """Loss of each replica on the probe; empty if there is none."""
     num_nonfinite_losses: list[int] = field(default_factory=list)
     """Losses of each replica that were left out because they were not finite."""
     excluded: dict[int, str] = field(default_factory=dict)
@@ -34,6 +36,8 @@ class RoundRecord:
     weights: list[float] = field(default_factory=list)
     """Weight of each replica (eq. 4)."""
     temperature: float | None = None
+    positions: dict[str, list[float]] = field(default_factory=dict)
+    """Where each replica stood in the spread, from -1 to 1."""
     multipliers: dict[str, list[float]] = field(default_factory=dict)
     """Factor of each replica on the base of the round."""
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -51,7 +55,7 @@ class RoundRecord:
     converged: bool = False
     """Whether parameters were averaged."""
     milliseconds: dict[str, float] = field(default_factory=dict)
-    """Time on the host spent in measure, converge and steer."""
+    """Time on the host spent in probe, measure, converge and steer."""
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.core.controller import Controller, ControllerState, always_positive, log_update, paper_update
-from hdet.core.signal import correlation_signal
+from hdet.core.signal import joint_signals
 
 PAPER = {"momentum": 0.9, "step_size": 0.5, "decay": 0.0}
 
@@ -84,7 +84,7 @@ def test_the_log_form_finds_a_planted_optimum() -> None:
     x = [-0.11, -0.04, 0.04, 0.11]
     for _ in range(400):
         losses = [(state.base + xi - best) ** 2 + generator.gauss(0, 0.01) for xi in x]
-        signal = correlation_signal(x, losses)
+        (signal,) = joint_signals([x], losses)
         state = log_update(state, signal, momentum=0.5, step_size=0.3, half_width=0.11)
     assert state.base == pytest.approx(best, abs=0.1)
 

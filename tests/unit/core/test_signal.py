@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.core.signal import auto_temperature, correlation_signal, softmax_weights, weighted_deviation
+from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
 from hdet.core.spread import multipliers
 
 LOSSES = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
@@ -66,15 +66,22 @@ def test_small_signal_gain() -> None:
 
 
 @given(st.floats(-5, 5), st.floats(0.1, 10))
-def test_correlation_is_bounded_and_signed(slope: float, noise: float) -> None:
-    x = [math.log(r) for r in multipliers(4, 0.5)]
+def test_the_joint_signal_is_bounded(slope: float, noise: float) -> None:
+    x = [-1.0, -1 / 3, 1 / 3, 1.0]
     wiggle = [noise, -noise, -noise, noise]
-    z = correlation_signal(x, [slope * a + b for a, b in zip(x, wiggle, strict=True)])
+    (z,) = joint_signals([x], [slope * a + b for a, b in zip(x, wiggle, strict=True)])
     assert -1 <= z <= 1
 
 
-def test_correlation_by_hand() -> None:
-    # x = -1, 0, 1; losses 0, 1, 0 carry no slope; 0, 1, 2 a perfect one, uphill.
-    assert correlation_signal([-1, 0, 1], [0, 1, 0]) == 0
-    assert correlation_signal([-1, 0, 1], [0, 1, 2]) == -1
-    assert correlation_signal([0.0, 0.0], [1.0, 2.0]) == 0  # no spread
+def test_a_single_joint_signal_is_the_correlation() -> None:
+    assert joint_signals([[-1, 0, 1]], [0, 1, 0]) == [0]
+    assert joint_signals([[-1, 0, 1]], [0, 1, 2]) == pytest.approx([-1])
+    assert joint_signals([[0.0, 0.0]], [1.0, 2.0]) == [0]  # no spread
+    x, losses = [-1.0, -0.5, 0.5, 1.0], [1.0, 4.0, 2.0, 3.0]
+    assert joint_signals([x], losses)[0] == pytest.approx(-statistics.correlation(x, losses))
+
+
+def test_what_the_replicas_cannot_tell_apart_is_shared() -> None:
+    x = [-1.0, 1.0]
+    assert joint_signals([x, x], [1.0, 0.0]) == pytest.approx([0.5, 0.5], rel=1e-3)
+    assert joint_signals([x, [1.0, -1.0]], [1.0, 0.0]) == pytest.approx([0.5, -0.5], rel=1e-3)

@@ -374,9 +374,9 @@ def test_bad_arguments(settings: dict[str, Any], error: type[Exception], words: 
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"spread": 1.0}, ValueError, r"spread must be a number in \[0, 1\), got 1.0: at 1 the lowest"),
-        ({"spread": -0.1, "spacing": "geometric"}, ValueError, "spread must be a number of at least 0"),
-        ({"spacing": "even"}, ValueError, "spacing must be one of 'linear', 'geometric'"),
+        ({"spread": 1.0}, ValueError, r"spread must be a number in \[0, 1\), got 1.0: use scale='log'"),
+        ({"spread": -0.1, "scale": "log"}, ValueError, "spread must be a number of at least 0"),
+        ({"scale": "even"}, ValueError, "scale must be one of 'linear', 'log'"),
         ({"per_group": 1}, TypeError, "per_group must be True or False"),
         ({"floor": 0.0}, ValueError, "floor must be a number above 0"),
     ],
