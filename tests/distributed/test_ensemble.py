@@ -341,6 +341,41 @@ def test_a_replica_lost_in_mid_round_comes_back() -> None:
     assert [r.excluded for r in results[0]["records"]] == [{1: "parameters are not finite"}, {}]
 
 
+# --- moments ----------------------------------------------------------------------------------------
+
+
+def run_moments(rank: int, optimizer_name: str, moments: str) -> list[torch.Tensor]:
+    model = DistributedDataParallel(Net())
+    if optimizer_name == "coupled":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1
+        )
+        explore: Any = [hdet.LearningRate(0.5)]
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        explore = [hdet.Momentum(0.5)] if optimizer_name == "momentum" else [hdet.LearningRate(0.5)]
+    ensemble = hdet.Ensemble(optimizer, explore=explore, sync_every=5, moments=moments)  # pyright: ignore[reportArgumentType]
+    for t in range(5):
+        ensemble.step(train_step(model, optimizer, rank, t))
+    return [v.clone() for s in optimizer.state.values() for v in s.values() if v is not None and v.dim()]
+
+
+@pytest.mark.parametrize(
+    ("optimizer_name", "moments", "are_equal"),
+    [
+        ("coupled", "auto", True),
+        ("coupled", "keep", False),
+        ("momentum", "auto", True),
+        ("momentum", "keep", False),
+        ("decoupled", "auto", True),  # nothing to do: they never differ
+    ],
+)
+def test_moments_are_averaged_where_they_differ(optimizer_name: str, moments: str, are_equal: bool) -> None:
+    results = run_replicas(run_moments, 4, optimizer_name, moments)
+    same = all(torch.equal(a, b) for r in results[1:] for a, b in zip(results[0], r, strict=True))
+    assert same == are_equal
+
+
 # --- buffers, groups, warm start ----------------------------------------------------------------------
 
 

@@ -47,6 +47,8 @@ def assign(
     {'lr': [1.0, 1.0, -1.0, -1.0], 'weight_decay': [-1.0, 1.0, -1.0, 1.0]}
     """
     require_choice("assignment", design, DESIGNS)
+    if num_replicas == 1:
+        return {name: [0.0] for name in names}
     if design == "factorial":
         return _factorial(num_replicas, seed, round_index, names)
     places = positions(num_replicas)

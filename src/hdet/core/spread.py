@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["confined", "geometric_multipliers", "multiplier_at", "multipliers", "positions", "usable_share"]
+__all__ = [
+    "factor_limits",
+    "geometric_multipliers",
+    "multiplier_at",
+    "multipliers",
+    "positions",
+    "usable_share",
+]
 
 
 def multipliers(num_replicas: int, spread: float) -> list[float]:
@@ -79,16 +86,17 @@ def usable_share(base: float, low: float, high: float, spread: float, scale: str
     return max(0.0, min(1.0, room / math.log(1 + spread)))
 
 
-def confined(base: float, low: float, high: float, spread: float, scale: str = "linear") -> float:
-    """The base, moved inside the bounds so far that a quarter of the spread still fits.
+def factor_limits(
+    base: float, low: float, high: float, spread: float, scale: str = "linear"
+) -> tuple[float, float]:
+    """By which factors the base may move so that a quarter of its spread still fits between the bounds.
 
-    At the bound itself nothing could be explored any more, and the base would stay there for good.
+    At a bound itself nothing could be explored any more, and the base would stay there for good.
 
-    >>> confined(0.7, 0.0, 0.5, spread=1.0, scale="linear")
-    0.4
-    >>> confined(0.3, 0.0, 0.5, spread=1.0)
-    0.3
+    >>> factor_limits(0.2, 0.0, 0.5, spread=1.0)
+    (0.0, 2.0)
     """
-    lowest = low / multiplier_at(-0.25, spread, scale)
-    highest = high / multiplier_at(0.25, spread, scale)
-    return min(max(base, lowest), highest)
+    return (
+        low / multiplier_at(-0.25, spread, scale) / base,
+        high / multiplier_at(0.25, spread, scale) / base,
+    )

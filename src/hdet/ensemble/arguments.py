@@ -32,6 +32,7 @@ def check_arguments(
     records: object,
     bucket_mib: object,
     assignment: object,
+    moments: object,
     probe: object,
 ) -> None:
     """Raise if an argument is of the wrong kind or out of range."""
@@ -80,6 +81,7 @@ def check_arguments(
         )
     require_number("bucket_mib", bucket_mib, above=0)
     require_choice("assignment", assignment, DESIGNS)
+    require_choice("moments", moments, ("auto", "average", "keep"))
     if probe is not None and not callable(probe):
         raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
 

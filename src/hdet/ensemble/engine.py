@@ -20,7 +20,7 @@ from hdet.ensemble.arguments import check_arguments, check_controller
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
 from hdet.ensemble.steering import Steering, steer
-from hdet.ensemble.tensors import averaged_tensors, layout_text
+from hdet.ensemble.tensors import averaged_tensors, layout_text, moments_differ
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
 from hdet.replicas import Averager, Replicas, exchange
@@ -72,6 +72,9 @@ class Ensemble:
         bucket_mib: buffer size for averaging, in MiB.
         assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
             paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.core.assign.assign`.
+        moments: whether the optimizer's moments are averaged with the parameters: ``"average"``, ``"keep"``,
+            or ``"auto"``, where replicas end a round with different ones (a momentum is explored, or weight
+            decay is added to the gradient as in SGD and Adam; not in AdamW).
         probe: returns the loss on one batch that is the same for every replica. It is called at each sync
             before converging, with gradients off and ``model`` in evaluation mode, and scores the replicas
             instead of their training losses.
@@ -100,6 +103,7 @@ class Ensemble:
         records: RecordSink | None = None,
         bucket_mib: float = 25.0,
         assignment: Literal["random", "latin", "factorial"] = "random",
+        moments: Literal["auto", "average", "keep"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
     ) -> None:
         if total_steps is None:
@@ -117,6 +121,7 @@ class Ensemble:
             records=records,
             bucket_mib=bucket_mib,
             assignment=assignment,
+            moments=moments,
             probe=probe,
         )
         self.optimizer = optimizer
@@ -133,6 +138,8 @@ class Ensemble:
         self._assignment, self._probe = assignment, probe
         self._dials = _dials(explore, optimizer)
         self._positions(0)  # raises if the assignment does not fit
+        differ = moments_differ(optimizer, self._dials)
+        self._averages_moments = moments == "average" or (moments == "auto" and differ)
         fields = [field for dial in self._dials for field in dial.fields]
         self._panel = Panel(fields)
         self._panel_of_step = Panel([field for field in fields if not field.is_static])
@@ -157,6 +164,7 @@ class Ensemble:
                 "seed": seed,
                 "bucket_mib": bucket_mib,
                 "assignment": assignment,
+                "moments": moments,
                 "probe": probe is not None,
                 "parameters": layout_text(averaged_tensors(optimizer, model)),
             },
@@ -194,6 +202,11 @@ class Ensemble:
     def multipliers(self) -> dict[str, float]:
         """This replica's factor on every base."""
         return {dial.name: dial.multiplier for dial in self._dials}
+
+    @property
+    def positions(self) -> dict[str, float]:
+        """Where this replica stands in every spread, from -1 to 1."""
+        return {dial.name: dial.position for dial in self._dials}
 
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
@@ -337,7 +350,8 @@ class Ensemble:
         for dial in self._dials:
             if narrow:
                 dial.narrow_spread()
-            dial.multiplier = dial.multipliers(positions[dial.name])[self.replicas.index]
+            dial.position = positions[dial.name][self.replicas.index]
+            (dial.multiplier,) = dial.multipliers([dial.position])
             dial.set_fields(dial.multiplier)
 
     def _positions(self, round_index: int) -> dict[str, list[float]]:
@@ -396,7 +410,7 @@ class Ensemble:
         return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy, probe_loss=probe_loss)
 
     def _tensors(self) -> list[Tensor]:
-        return averaged_tensors(self.optimizer, self.model)
+        return averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
 
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:

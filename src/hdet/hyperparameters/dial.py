@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 
 from hdet.core.controller import ControllerState
-from hdet.core.spread import confined, multiplier_at, usable_share
+from hdet.core.spread import factor_limits, multiplier_at, usable_share
 from hdet.hyperparameters.fields import Field
 
 __all__ = ["Dial", "Hyperparameter"]
@@ -63,9 +63,9 @@ class Dial:
         self.spread, self.scale, self.floor = spread, scale, floor
         self.changes_loss = changes_loss
         self.bounds = bounds
-        self._is_complement = self.fields[0].is_complement
+        self._is_complement = self.changes_moments = self.fields[0].is_complement
         self._is_scheduled = is_scheduled
-        self.multiplier = 1.0
+        self.position, self.multiplier = 0.0, 1.0
         self.correction = 1.0
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
@@ -112,22 +112,26 @@ class Dial:
 
     def hold(self, state: ControllerState) -> None:
         """Leave the plan and keep the controller's base until it moves again (paper form)."""
+        self.control = ControllerState(self.move_to(state.base), state.velocity)
+
+    def move_to(self, base: float) -> float:
+        """Leave the plan for this base; return what the bounds allow of it."""
         old = self._bases()
-        base = self._confine(state.base)
+        before = self._inner(old[0])
+        factor = self._inner(base) / before if before else 1.0
+        allowed = self._allowed(factor, old)
         # Fields keep their proportions; a single field takes the new base to the bit.
-        ratio = self._inner(base) / self._inner(old[0]) if self._inner(old[0]) else 1.0
-        self.held = [base] + [self.value(value, ratio) for value in old[1:]]
-        self.control = ControllerState(base, state.velocity)
+        first = base if allowed == factor else self.value(old[0], allowed)
+        self.held = [first] + [self.value(value, allowed) for value in old[1:]]
+        return first
 
     def correct(self, state: ControllerState) -> None:
         """Let the plan go on, multiplied by the controller's correction (log form)."""
-        planned = self.fields[0].planned
         correction = math.exp(state.base)
-        base = self.value(planned, correction)
-        if self.bounds is not None and self._confine(base) != base:
-            correction = self._inner(self._confine(base)) / self._inner(planned)
-            state = ControllerState(math.log(correction), state.velocity)
-        self.correction = correction
+        allowed = self._allowed(correction, [field.planned for field in self.fields])
+        if allowed != correction:
+            state = ControllerState(math.log(allowed), state.velocity)
+        self.correction = allowed
         self.control = state
 
     # --- records and checkpoints ---------------------------------------------------------------------
@@ -173,8 +177,14 @@ class Dial:
         low, high = self.bounds if self.bounds is not None else (0.0, math.inf)
         return (1 - high, 1 - low) if self._is_complement else (low, high)
 
-    def _confine(self, base: float) -> float:
+    def _allowed(self, factor: float, bases: Sequence[float]) -> float:
+        """The factor, limited so that every field stays well inside the bounds."""
         if self.bounds is None:
-            return base
-        low, high = self._inner_bounds()
-        return self._inner(confined(self._inner(base), low, high, self.spread, self.scale))
+            return factor
+        bounds = self._inner_bounds()
+        inner = [self._inner(base) for base in bases if self._inner(base) > 0]
+        limits = [factor_limits(base, *bounds, self.spread, self.scale) for base in inner]
+        # A base that starts beyond the limits may stay, but not move further out.
+        lowest = min(1.0, max((low for low, _ in limits), default=1.0))
+        highest = max(1.0, min((high for _, high in limits), default=1.0))
+        return min(max(factor, lowest), highest)

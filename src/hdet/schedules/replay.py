@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.hyperparameters import Hyperparameter, Panel
 from hdet.telemetry import RoundRecord
 
 __all__ = ["ReplayLR", "export_schedule"]
@@ -49,14 +51,20 @@ class ReplayLR(LRScheduler):
 
     Args:
         optimizer: has the parameter groups that the schedule was learned for.
-        schedule: from :func:`export_schedule`; entries named ``lr`` or ``lr.GROUP`` are replayed.
+        schedule: from :func:`export_schedule`; entries named ``lr`` or ``lr.GROUP`` are the learning rates.
         last_epoch: index of the last step, when resuming.
+        explore: other hyperparameters of the schedule that are to be replayed, built as for the ensemble.
 
     After its end the last value is kept.
     """
 
     def __init__(
-        self, optimizer: Optimizer, schedule: Mapping[str, Sequence[float]], last_epoch: int = -1
+        self,
+        optimizer: Optimizer,
+        schedule: Mapping[str, Sequence[float]],
+        last_epoch: int = -1,
+        *,
+        explore: Sequence[Hyperparameter] = (),
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -72,8 +80,33 @@ class ReplayLR(LRScheduler):
                 f"{sorted(schedule)} for {num_groups} groups: build the groups that were trained"
             )
         self.lrs = lrs * num_groups if len(lrs) == 1 else lrs
+        dials = [dial for h in explore for dial in h.dials(optimizer)]
+        missing = [dial.name for dial in dials if dial.name not in schedule]
+        if missing:
+            raise ValueError(
+                f"explore must name what the schedule holds, got {missing} beside {sorted(schedule)}"
+            )
+        self._others = [(dial, list(schedule[dial.name])) for dial in dials]
+        self._panel = Panel([field for dial in dials for field in dial.fields])
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
         """The learned base of every group."""
-        return [values[min(self.last_epoch, len(values) - 1)] for values in self.lrs]
+        return [_at(values, self.last_epoch) for values in self.lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Put the next values in place."""
+        super().step(epoch)
+        self._panel.put_plans()
+        for dial, values in self._others:
+            dial.move_to(_at(values, self.last_epoch))
+            dial.set_fields(multiplier=1.0)
+        self._panel.put_values()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the replay stands; the schedule itself comes from the constructor."""
+        return {k: v for k, v in super().state_dict().items() if k not in ("lrs", "_others", "_panel")}
+
+
+def _at(values: Sequence[float], step: int) -> float:
+    return values[min(step, len(values) - 1)]

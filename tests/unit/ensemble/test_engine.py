@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hdet
+from hdet.replicas import Replicas
 
 
 def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
@@ -18,10 +19,8 @@ def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
     return optimizer, hdet.Ensemble(optimizer, **settings)
 
 
-def of_four(index: int) -> Any:
+def of_four(index: int) -> Replicas:
     """One of four replicas without a process group: its values can be looked at."""
-    from hdet.replicas import Replicas
-
     return Replicas(index, 4)
 
 
@@ -319,6 +318,43 @@ def test_a_learned_schedule_replays_exactly(form: Any) -> None:
     assert scheduler.get_last_lr() == bases[-1]
 
 
+def test_other_hyperparameters_replay_too() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2), nn.Dropout(0.1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+        return model, optimizer, [hdet.WeightDecay(), hdet.Momentum(), hdet.Dropout(model)]
+
+    records = hdet.Records()
+    model, optimizer, others = build()
+    ensemble = hdet.Ensemble(
+        optimizer,
+        explore=[hdet.LearningRate(), *others],
+        sync_every=2,
+        total_steps=10,
+        controller=hdet.Controller(form="paper", decay=0.05),
+        records=records,
+    )
+    bases = []
+    for _ in range(10):
+        bases.append(ensemble.base)
+        optimizer.step()
+        ensemble.step(1.0)
+    model, optimizer, others = build()
+    scheduler = hdet.ReplayLR(optimizer, hdet.export_schedule(records), explore=others)
+    for base in bases:
+        (group,) = optimizer.param_groups
+        assert group["lr"] == base["lr"]
+        assert group["weight_decay"] == pytest.approx(base["weight_decay"], rel=1e-12)
+        assert group["betas"][0] == pytest.approx(base["momentum"], rel=1e-12)
+        assert model[1].p == pytest.approx(base["dropout"], rel=1e-12)
+        assert model[2].p == pytest.approx(base["dropout"] / 2, rel=1e-12)
+        optimizer.step()
+        scheduler.step()
+    assert bases[-1]["dropout"] < 0.2
+    with pytest.raises(ValueError, match=r"got \['beta2'\] beside"):
+        hdet.ReplayLR(optimizer, hdet.export_schedule(records), explore=[hdet.Beta2()])
+
+
 def test_replay_refuses_what_does_not_fit() -> None:
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)], lr=1.0)
     with pytest.raises(ValueError, match="for 2 groups"):
@@ -351,6 +387,10 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"total_steps": -1}, ValueError, "total_steps"),
         ({"seed": 1.5}, TypeError, "seed"),
         ({"records": []}, TypeError, "records must have a write"),
+        ({"assignment": "sobol"}, ValueError, "assignment must be one of 'random', 'latin', 'factorial'"),
+        ({"moments": "reset"}, ValueError, "moments must be one of 'auto', 'average', 'keep'"),
+        ({"probe": 3}, TypeError, "probe must be callable or None"),
+        ({"assignment": "factorial", "replicas": Replicas(0, 3)}, ValueError, "got 3 replicas for 1"),
         ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
         ({"replicas": "all"}, ValueError, "process_group must be None while"),
         (
