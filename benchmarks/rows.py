@@ -300,6 +300,76 @@ def run_rows() -> list[Row]:
     ]
 
 
+# --- virtual replicas -------------------------------------------------------------------------------
+
+
+class _CharModel(nn.Module):
+    """A causal character model of two layers."""
+
+    def __init__(self, width: int, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.heads = heads
+        self.token, self.place = nn.Embedding(96, width), nn.Embedding(length, width)
+        self.attention = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(2))
+        self.feed = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 96)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[-1]))
+        for attention, feed in zip(self.attention, self.feed, strict=True):
+            q, k, v, gate = attention(x).chunk(4, dim=-1)
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in (q, k, v))
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + y.transpose(-3, -2).flatten(-2) * gate.sigmoid()
+            x = x + feed(x)
+        return self.head(x)
+
+
+def _char_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def virtual_rows() -> list[Row]:
+    """Eight virtual replicas against eight models with torch's own AdamW, one after the other."""
+    rows = []
+    for width, name, bound in ((32, "30k", 0.6), (120, "400k", 1.0)):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+        batches = [torch.randint(96, (4, 64), generator=generator) for _ in range(8)]
+        models = [_CharModel(width) for _ in range(8)]
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
+
+        def sequential(models: Any = models, optimizers: Any = optimizers, batches: Any = batches) -> None:
+            for model, optimizer, batch in zip(models, optimizers, batches, strict=True):
+                optimizer.zero_grad()
+                _char_loss(model, batch).backward()
+                optimizer.step()
+
+        template = _CharModel(width)
+        size = sum(p.numel() for p in template.parameters())
+        ensemble = hdet.VirtualEnsemble(
+            template,
+            torch.optim.AdamW(template.parameters(), lr=1e-3),
+            _char_loss,
+            num_replicas=8,
+            gradients="local",
+            sync_every=10**6,
+        )
+
+        def virtual(ensemble: Any = ensemble, batches: Any = batches) -> None:
+            ensemble.step(batches)
+
+        one_by_one, together = _interleaved([sequential, virtual], repeats=21)
+        what = f"8 virtual replicas over 8 sequential models, {name} ({size:,}) parameters"
+        rows.append(_row(what, bound, together, one_by_one))
+    return rows
+
+
 # --- import -----------------------------------------------------------------------------------------
 
 
@@ -332,5 +402,6 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "converge": converge_rows,
     "memory": memory_rows,
     "run": run_rows,
+    "virtual": virtual_rows,
     "import": import_rows,
 }

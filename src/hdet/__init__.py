@@ -1,5 +1,7 @@
 """Hyperparameter-divergent ensemble training for PyTorch: replicas that find the learning rate."""
 
+from typing import TYPE_CHECKING, Any
+
 from hdet.core.controller import Controller
 from hdet.ensemble import Ensemble, warm_start
 from hdet.errors import (
@@ -28,6 +30,9 @@ from hdet.replicas import finite_mean_hook
 from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
+if TYPE_CHECKING:
+    from hdet.virtual import VirtualEnsemble
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -55,6 +60,7 @@ __all__ = [
     "ReplayLR",
     "RoundRecord",
     "Scalar",
+    "VirtualEnsemble",
     "WeightDecay",
     "__version__",
     "export_schedule",
@@ -62,3 +68,12 @@ __all__ = [
     "read_records",
     "warm_start",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # torch.func takes a while to import, and most users do not need it.
+    if name == "VirtualEnsemble":
+        from hdet.virtual import VirtualEnsemble
+
+        return VirtualEnsemble
+    raise AttributeError(f"module 'hdet' has no attribute {name!r}")

@@ -274,7 +274,7 @@ class Ensemble:
         Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
         checkpoint is everybody's, and training resumes to the bit. Not collective.
         """
-        if self._explores and self.replicas.communicates and self._converged_at != self.num_steps:
+        if self._explores and self._has_others and self._converged_at != self.num_steps:
             warnings.warn(
                 "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
                 "this round's losses: call converge() on every replica before saving",
@@ -359,6 +359,11 @@ class Ensemble:
         return assign(self._assignment, self.replicas.count, self.seed, round_index, names)
 
     @property
+    def _has_others(self) -> bool:
+        """Whether there are other replicas to compare and to average with."""
+        return self.replicas.communicates
+
+    @property
     def _round(self) -> int:
         return self.num_steps // self.sync_every
 
@@ -391,7 +396,7 @@ class Ensemble:
             self._converge(record.excluded)
         clock.lap("converge", record)
         record.ends_round = ends_round
-        record.converged = self._explores and self.replicas.communicates
+        record.converged = self._explores and self._has_others
         record.losses = self._measure.losses
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._measure.table]
         record.probes = self._measure.probes
@@ -427,7 +432,7 @@ class Ensemble:
             return Steering()
         scores = {r: score for r, score in enumerate(self._measure.scores) if score is not None}
         compared = {r: score for r, score in scores.items() if r not in record.excluded}
-        if self.replicas.communicates and self._explores:
+        if self._has_others and self._explores:
             self._warn_if_silent(compared)
         return steer(
             self._dials,

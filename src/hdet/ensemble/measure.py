@@ -65,17 +65,33 @@ class Measure:
             silent = [0.0, 0.0, 0.0, *mine[3:-1], math.nan]
             reports = [mine if r == replicas.index else silent for r in range(replicas.count)]
         _require_in_step([report[4] for report in reports], [report[5] for report in reports])
-        self.table = [row.plus(LossSum(*report[:3])) for row, report in zip(self.table, reports, strict=True)]
-        self.probes = [] if probe_loss is None else [x if math.isfinite(x) else None for *_, x in reports]
+        return self.take(
+            num_steps,
+            losses=[LossSum(*report[:3]) for report in reports],
+            are_healthy=[bool(report[3]) for report in reports],
+            probes=None if probe_loss is None else [report[6] for report in reports],
+        )
+
+    def take(
+        self,
+        num_steps: int,
+        *,
+        losses: Sequence[LossSum],
+        are_healthy: Sequence[bool],
+        probes: Sequence[float] | None,
+    ) -> dict[int, str]:
+        """Add these losses of all replicas to the table; return who is to be left out, and why."""
+        self.table = [row.plus(loss) for row, loss in zip(self.table, losses, strict=True)]
+        self.probes = [] if probes is None else [x if math.isfinite(x) else None for x in probes]
         excluded: dict[int, str] = {}
-        for r, (row, report) in enumerate(zip(self.table, reports, strict=True)):
-            if not report[3]:
+        for r, (row, is_healthy) in enumerate(zip(self.table, are_healthy, strict=True)):
+            if not is_healthy:
                 excluded[r] = "parameters are not finite"
             elif row.num_nonfinite and not row.num_finite:
                 excluded[r] = "no finite loss in this round"
-            elif probe_loss is not None and self.probes[r] is None and replicas.communicates:
+            elif self.probes and self.probes[r] is None:
                 excluded[r] = "the loss on the probe is not finite"
-        if len(excluded) == replicas.count:
+        if len(excluded) == len(self.table):
             reasons = "; ".join(f"replica {r}: {why}" for r, why in excluded.items())
             raise AllReplicasFailedError(
                 f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: "

@@ -26,7 +26,8 @@ class FloatField:
     is_static = False
 
     def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
-        self._optimizer, self._index, self.key = optimizer, group_index, key
+        self._optimizer, self.group_index, self.key = optimizer, group_index, key
+        self.column = key
         self.factor = 1.0
         self.held: float | None = None
         self.trace: list[float] = []
@@ -34,7 +35,7 @@ class FloatField:
 
     def bind(self) -> None:
         """Find the place again (loading an optimizer replaces its groups); what it holds is the plan."""
-        self.group = self._optimizer.param_groups[self._index]
+        self.group = self._optimizer.param_groups[self.group_index]
         self.planned = self.last_put = self.group[self.key]
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
@@ -44,7 +45,7 @@ class FloatField:
 
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """Put the plan where a saved optimizer holds this field."""
-        optimizer_state["param_groups"][self._index][self.key] = self.planned
+        optimizer_state["param_groups"][self.group_index][self.key] = self.planned
 
 
 class TensorField:
@@ -57,7 +58,8 @@ class TensorField:
     is_static = False
 
     def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
-        self._optimizer, self._index, self.key = optimizer, group_index, key
+        self._optimizer, self.group_index, self.key = optimizer, group_index, key
+        self.column = key
         self.factor = 1.0
         self.held: float | None = None
         self.trace: list[Tensor] = []
@@ -74,7 +76,7 @@ class TensorField:
 
     def bind(self) -> None:
         """See :meth:`FloatField.bind`."""
-        self._tensor: Tensor = self._optimizer.param_groups[self._index][self.key]
+        self._tensor: Tensor = self._optimizer.param_groups[self.group_index][self.key]
         self._plan = self._tensor.detach().clone()
 
     def put_plan(self) -> bool:
@@ -99,7 +101,7 @@ class TensorField:
 
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""
-        optimizer_state["param_groups"][self._index][self.key] = self._plan.clone()
+        optimizer_state["param_groups"][self.group_index][self.key] = self._plan.clone()
 
 
 class GeneralField:
@@ -111,6 +113,8 @@ class GeneralField:
         is_complement: factors apply to one minus the value, as suits a momentum close to one.
         is_static: nobody else writes it at every step, so it is enough to write it at syncs.
         save: puts a value where a saved optimizer holds this field.
+        group_index: of the optimizer's group that holds it, if one does.
+        column: what the value is called there.
     """
 
     def __init__(
@@ -121,8 +125,11 @@ class GeneralField:
         is_complement: bool = False,
         is_static: bool = True,
         save: Callable[[dict[str, Any], float], None] | None = None,
+        group_index: int = -1,
+        column: str = "",
     ) -> None:
         self._get, self._set, self._save = get, set, save
+        self.group_index, self.column = group_index, column
         self.is_complement, self.is_static = is_complement, is_static
         self.factor = 1.0
         self.held: float | None = None

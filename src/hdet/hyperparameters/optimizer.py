@@ -121,6 +121,8 @@ def _tuple_field(
         is_complement=is_complement,
         is_static=False,
         save=lambda state, value: put(state["param_groups"][index], value),
+        group_index=index,
+        column=key if place is None else f"beta{place + 1}",
     )
 
 

@@ -1,0 +1,86 @@
+"""Optimizer steps for all replicas at once: rows are replicas, hyperparameters may differ by row.
+
+Each rule follows the torch optimizer of its name, value by value, in plain broadcasting arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+__all__ = ["Hyper", "Moments", "rule_for"]
+
+Hyper = Mapping[str, Tensor]
+"""Hyperparameters of one parameter group; each a column with one entry per replica."""
+
+Moments = dict[str, Tensor]
+
+Rule = Callable[[Tensor, Tensor, Moments, Hyper, int, Mapping[str, object]], None]
+"""``rule(parameters, gradient, moments, hyper, step, flags)`` changes parameters and moments in place."""
+
+
+def rule_for(optimizer: Optimizer) -> Rule:
+    """The rule of this optimizer; raises for what it cannot do."""
+    for group in optimizer.param_groups:
+        for flag in ("amsgrad", "maximize"):
+            if group.get(flag):
+                raise ValueError(
+                    f"optimizer must not use {flag} with virtual replicas, got {flag}=True: turn it off, or "
+                    "train on real ranks with hdet.Ensemble"
+                )
+    # The exact class: a subclass may have changed the step.
+    rules: dict[type[Optimizer], Rule] = {SGD: sgd, Adam: adam, AdamW: adam}
+    if type(optimizer) not in rules:
+        raise TypeError(
+            "optimizer must be torch.optim.SGD, Adam or AdamW with virtual replicas, got "
+            f"{type(optimizer).__name__}: train on real ranks with hdet.Ensemble, which takes any optimizer"
+        )
+    return rules[type(optimizer)]
+
+
+def sgd(
+    parameters: Tensor,
+    gradient: Tensor,
+    moments: Moments,
+    hyper: Hyper,
+    step: int,
+    flags: Mapping[str, object],
+) -> None:
+    """Stochastic gradient descent, with momentum where it is above zero."""
+    direction = gradient + hyper["weight_decay"] * parameters
+    if flags["has_momentum"]:
+        if "momentum_buffer" in moments:
+            buffer = moments["momentum_buffer"]
+            buffer.mul_(hyper["momentum"]).add_((1 - hyper["dampening"]) * direction)
+        else:
+            buffer = moments["momentum_buffer"] = direction.expand_as(parameters).clone()
+        direction = direction + hyper["momentum"] * buffer if flags["nesterov"] else buffer
+    parameters.sub_(hyper["lr"] * direction)
+
+
+def adam(
+    parameters: Tensor,
+    gradient: Tensor,
+    moments: Moments,
+    hyper: Hyper,
+    step: int,
+    flags: Mapping[str, object],
+) -> None:
+    """Adam with coupled, AdamW with decoupled weight decay."""
+    beta1, beta2 = hyper["beta1"], hyper["beta2"]
+    if flags["is_decoupled"]:
+        parameters.mul_(1 - hyper["lr"] * hyper["weight_decay"])
+    else:
+        gradient = gradient + hyper["weight_decay"] * parameters
+    if "exp_avg" not in moments:
+        moments["exp_avg"] = torch.zeros_like(parameters)
+        moments["exp_avg_sq"] = torch.zeros_like(parameters)
+    first, second = moments["exp_avg"], moments["exp_avg_sq"]
+    first.mul_(beta1).add_((1 - beta1) * gradient)
+    second.mul_(beta2).add_((1 - beta2) * gradient * gradient)
+    step_size = hyper["lr"] / (1 - beta1**step)
+    denominator = second.sqrt().div_((1 - beta2**step).sqrt()).add_(hyper["eps"])
+    parameters.sub_(step_size * first / denominator)

@@ -1,0 +1,195 @@
+"""N copies of a model as rows of flat matrices, one per parameter group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from hdet.errors import HdetError
+
+__all__ = ["CannotVectorizeError", "Stack"]
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class CannotVectorizeError(HdetError, RuntimeError):
+    """The model or its loss does something that cannot be done for all replicas at once."""
+
+
+class _Calls(nn.Module):
+    """A module whose forward calls a function of the model, so that parameters can be swapped for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        return function(self.model, *arguments)
+
+
+class Stack:
+    """The replicas' parameters and buffers.
+
+    Args:
+        model: the template; all replicas start from its parameters.
+        optimizer: its groups become the matrices.
+        loss: ``loss(model, batch)``, a scalar.
+        num_replicas: number of rows.
+        vectorize: all replicas in one pass, or one after the other.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, loss: Loss, *, num_replicas: int, vectorize: bool
+    ) -> None:
+        self._calls = _Calls(model)
+        self._loss, self._vectorize = loss, vectorize
+        self._num_replicas = num_replicas
+        self._templates = dict(self._calls.named_parameters())
+        names = {parameter: name for name, parameter in self._templates.items()}
+        self.matrices: list[Tensor] = []
+        self._places: list[list[tuple[str, torch.Size]]] = []
+        for i, group in enumerate(optimizer.param_groups):
+            missing = [p.shape for p in group["params"] if p not in names]
+            if missing:
+                raise ValueError(
+                    f"optimizer must hold parameters of the model only, got {len(missing)} others in group "
+                    f"{i}: build it from model.parameters()"
+                )
+            flat = torch.cat([p.detach().reshape(-1) for p in group["params"]])
+            self.matrices.append(flat.expand(num_replicas, -1).clone())
+            self._places.append([(names[p], p.shape) for p in group["params"]])
+        held = {name for places in self._places for name, _ in places}
+        self._fixed = {name: p.detach() for name, p in self._templates.items() if name not in held}
+        self.buffers = {
+            name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
+            for name, buffer in self._calls.named_buffers()
+        }
+        self._template_buffers = dict(self._calls.named_buffers())
+
+    def losses_and_gradients(
+        self, batches: Any, *, is_common: bool, before: Callable[[int], None]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of every replica, and per group a matrix of gradients.
+
+        Args:
+            batches: one batch for all, or a list of one for each.
+            is_common: which of the two.
+            before: called with the replica's number before its own pass, where they go one by one.
+        """
+        if self._vectorize:
+            losses, gradients = self._all_at_once(batches, is_common)
+        else:
+            losses, gradients = self._one_by_one(batches, is_common, before)
+        matrices = [
+            torch.cat([gradients[name].reshape(self._num_replicas, -1) for name, _ in places], dim=1)
+            for places in self._places
+        ]
+        return losses, matrices
+
+    def _all_at_once(self, batches: Any, is_common: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
+            arguments = (self._loss, batch)
+            loss = functional_call(self._calls, {**self._fixed, **trained, **buffers}, arguments)
+            return loss, buffers  # changed in place by layers such as BatchNorm
+
+        if not is_common:
+            batches = pytree.tree_map(lambda *leaves: torch.stack(leaves), *batches)
+        every = vmap(
+            grad_and_value(one, has_aux=True),
+            in_dims=(0, 0, None if is_common else 0),
+            randomness="different",
+        )
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no batching rule everywhere
+                gradients, (losses, buffers) = every(self._views(), self.buffers, batches)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CannotVectorizeError(
+                f"the model cannot run for all replicas at once: {reason} Pass vectorize=False to run them "
+                "one after the other"
+            ) from error
+        self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+        return losses.detach(), gradients
+
+    def _one_by_one(
+        self, batches: Any, is_common: bool, before: Callable[[int], None]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        views = self._views()
+        losses, gradients = [], {name: torch.zeros_like(view) for name, view in views.items()}
+        for r in range(self._num_replicas):
+            before(r)
+            leaves = {name: view[r].detach().requires_grad_() for name, view in views.items()}
+            state = {**self._fixed, **leaves, **{name: b[r] for name, b in self.buffers.items()}}
+            with torch.enable_grad():
+                loss = functional_call(self._calls, state, (self._loss, batches if is_common else batches[r]))
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            losses.append(loss.detach())
+            for name, gradient in zip(leaves, found, strict=True):
+                if gradient is not None:
+                    gradients[name][r] = gradient
+        return torch.stack(losses), gradients
+
+    @torch.no_grad()
+    def scores(
+        self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None]
+    ) -> list[float]:
+        """``score(model)`` with each replica's parameters, in evaluation mode."""
+        modes = [(module, module.training) for module in self._calls.modules()]
+        self._calls.eval()
+        views = self._views()
+        try:
+            result = []
+            for r in range(self._num_replicas):
+                before(r)
+                state = {**self._fixed, **{n: v[r] for n, v in views.items()}}
+                state |= {n: b[r].clone() for n, b in self.buffers.items()}
+                result.append(float(functional_call(self._calls, state, (score,))))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return result
+
+    def are_finite(self) -> list[bool]:
+        """Whether each replica's parameters are finite."""
+        finite = torch.stack([torch.isfinite(matrix).all(dim=1) for matrix in self.matrices])
+        return finite.all(dim=0).tolist()
+
+    @torch.no_grad()
+    def average_(self, included: Sequence[int], others: Sequence[Tensor] = ()) -> None:
+        """Give every replica the mean over the included ones, and the template too."""
+        floating = [b for b in self.buffers.values() if b.is_floating_point()]
+        for matrix in (*self.matrices, *others, *floating):
+            rows = matrix if len(included) == self._num_replicas else matrix[list(included)]
+            matrix.copy_(rows.mean(dim=0, keepdim=True).expand_as(matrix))
+        self.write_template(included[0])
+
+    @torch.no_grad()
+    def write_template(self, replica: int) -> None:
+        """Copy one replica into the model that the user gave."""
+        for name, view in self._views().items():
+            self._templates[name].copy_(view[replica])
+        for name, buffer in self.buffers.items():
+            self._template_buffers[name].copy_(buffer[replica])
+
+    @torch.no_grad()
+    def read_template(self) -> None:
+        """Give every replica the parameters and buffers of the user's model."""
+        for name, view in self._views().items():
+            view.copy_(self._templates[name].expand_as(view))
+        for name, buffer in self.buffers.items():
+            buffer.copy_(self._template_buffers[name].expand_as(buffer))
+
+    def _views(self) -> dict[str, Tensor]:
+        views: dict[str, Tensor] = {}
+        for matrix, places in zip(self.matrices, self._places, strict=True):
+            parts = matrix.split([shape.numel() for _, shape in places], dim=1)
+            for part, (name, shape) in zip(parts, places, strict=True):
+                views[name] = part.view(self._num_replicas, *shape)
+        return views

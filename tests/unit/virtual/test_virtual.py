@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.virtual.stack import CannotVectorizeError
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def build(model: nn.Module, **settings: Any) -> hdet.VirtualEnsemble:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    settings = {"num_replicas": 4, "sync_every": 3} | settings
+    return hdet.VirtualEnsemble(model, optimizer, settings.pop("loss", loss_of), **settings)
+
+
+def test_the_model_holds_the_mean_after_a_sync() -> None:
+    model = nn.Linear(3, 2)
+    ensemble = build(model)
+    for t in range(3):
+        ensemble.step(
+            [torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * t + r)) for r in range(4)]
+        )
+    weight = ensemble._stack.matrices[0][:, :6].view(4, 2, 3)
+    for r in range(4):
+        assert torch.equal(weight[r], model.weight)
+
+
+def test_sixty_four_replicas_run_in_one_process() -> None:
+    ensemble = build(nn.Linear(3, 2), num_replicas=64)
+    assert ensemble.step(torch.ones(5, 3)).shape == (64,)
+
+
+def test_dropout_differs_between_replicas() -> None:
+    model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5))
+    for vectorize in (True, False):
+        losses = build(model, vectorize=vectorize).step(torch.ones(2, 3))
+        assert len(set(losses.tolist())) == 4
+
+
+def test_attention_runs_vectorized() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).unbind(-3)
+            q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    model = Attends()
+    together = build(model, vectorize=True).step(x)
+    one_by_one = build(model, vectorize=False).step(x)
+    torch.testing.assert_close(together, one_by_one)
+
+
+class Branches(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y if y.sum().item() > 0 else -y
+
+
+def test_what_cannot_be_vectorized_is_named_and_runs_one_by_one() -> None:
+    with pytest.raises(CannotVectorizeError, match=r"item\(\).*vectorize=False"):
+        build(Branches(3, 2)).step(torch.ones(5, 3))
+    build(Branches(3, 2), vectorize=False).step(torch.ones(5, 3))
+
+
+def test_dials_that_the_model_reads_need_replicas_one_by_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5))
+    explore = [hdet.Dropout(model, 0.3)]
+    with pytest.raises(ValueError, match=r"vectorize must be False to explore \['dropout'\]"):
+        build(model, explore=explore)
+    seen = []
+
+    def loss(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        seen.append(model[1].p)
+        return loss_of(m, x)
+
+    ensemble = build(model, explore=explore, vectorize=False, loss=loss)
+    ensemble.step(torch.ones(2, 3))
+    assert sorted(seen) == pytest.approx([0.5 * m for m in (0.7, 0.9, 1.1, 1.3)])
+
+
+def test_a_bad_replica_is_left_out_and_healed() -> None:
+    records = hdet.Records()
+    ensemble = build(nn.Linear(3, 2), records=records)
+    for _ in range(2):
+        ensemble.step(torch.ones(5, 3))
+    ensemble._stack.matrices[0][2].fill_(math.nan)
+    with pytest.raises(hdet.AllReplicasFailedError):  # its gradient has spoilt the shared one
+        ensemble.step(torch.ones(5, 3))
+
+    local = build(nn.Linear(3, 2), records=records, gradients="local")
+    for _ in range(2):
+        local.step(torch.ones(5, 3))
+    local._stack.matrices[0][2].fill_(math.nan)
+    local.step(torch.ones(5, 3))
+    assert records[-1].excluded == {2: "parameters are not finite"}
+    assert torch.isfinite(local._stack.matrices[0]).all()
+
+
+def test_replicas_are_compared_by_the_probe() -> None:
+    records = hdet.Records()
+    probe_data = torch.ones(2, 3)
+    ensemble = build(
+        nn.Linear(3, 2), records=records, controller=hdet.Controller(), probe=lambda m: loss_of(m, probe_data)
+    )
+    for _ in range(3):
+        ensemble.step([torch.randn(5, 3) for _ in range(4)])
+    assert len(set(records[0].probes)) == 4
+
+
+@pytest.mark.parametrize("stop_at", [3, 5])
+@pytest.mark.parametrize("gradients", ["shared", "local"])
+def test_resume_ends_in_the_same_bits(stop_at: int, gradients: Any) -> None:
+    def run(begin: int, state: bytes | None) -> tuple[torch.Tensor, bytes]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        ensemble = build(model, gradients=gradients, controller=hdet.Controller())
+        if state is not None:
+            ensemble.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        file = io.BytesIO()
+        for t in range(begin, 11):
+            ensemble.step(
+                [torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
+            )
+            if t + 1 == stop_at and state is None:
+                ensemble.converge()
+                torch.save(ensemble.state_dict(), file)
+        ensemble.converge()
+        return model.weight.detach().clone(), file.getvalue()
+
+    whole, saved = run(0, None)
+    resumed, _ = run(stop_at, saved)
+    assert torch.equal(whole, resumed)
+
+
+def test_a_checkpoint_loads_into_another_number_of_replicas() -> None:
+    first = build(nn.Linear(3, 2))
+    for _ in range(3):
+        first.step(torch.ones(5, 3))
+    second = build(nn.Linear(3, 2), num_replicas=8)
+    second.load_state_dict(first.state_dict())
+    assert second.step(torch.ones(5, 3)).shape == (8,)
+    assert second.engine.num_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"num_replicas": 0}, ValueError, "num_replicas must be an integer of at least 1"),
+        ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
+        ({"vectorize": 1}, TypeError, "vectorize must be True or False"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        build(nn.Linear(3, 2), **change)
+
+
+def test_bad_optimizers_and_batches() -> None:
+    model = nn.Linear(3, 2)
+    for optimizer, words in (
+        (torch.optim.RMSprop(model.parameters()), "SGD, Adam or AdamW with virtual replicas, got RMSprop"),
+        (torch.optim.Adam(model.parameters(), amsgrad=True), "must not use amsgrad"),
+        (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), "parameters of the model only"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            hdet.VirtualEnsemble(model, optimizer, loss_of)
+    with pytest.raises(ValueError, match="a list of 4 batches, one per replica, got 2"):
+        build(model).step([torch.ones(5, 3)] * 2)
