@@ -340,7 +340,7 @@ def virtual_rows() -> list[Row]:
     for width, name, bound in ((32, "30k", 0.6), (120, "400k", 1.0)):
         torch.manual_seed(0)
         generator = torch.Generator().manual_seed(1)
-        batches = [torch.randint(96, (4, 64), generator=generator) for _ in range(8)]
+        batches = [torch.randint(96, (1, 32), generator=generator) for _ in range(8)]
         models = [_CharModel(width) for _ in range(8)]
         optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
 
@@ -365,7 +365,7 @@ def virtual_rows() -> list[Row]:
             ensemble.step(batches)
 
         one_by_one, together = _interleaved([sequential, virtual], repeats=21)
-        what = f"8 virtual replicas over 8 sequential models, {name} ({size:,}) parameters"
+        what = f"8 virtual replicas over 8 sequential models, {name} ({size:,}) parameters, 32 tokens each"
         rows.append(_row(what, bound, together, one_by_one))
     return rows
 

@@ -397,6 +397,67 @@ def test_floating_buffers_are_averaged_and_counters_left() -> None:
         assert state["1.num_batches_tracked"].item() == 7 + rank
 
 
+def run_with_mask(rank: int) -> bool:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.triu(torch.full((3, 3), -math.inf), 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    ensemble = hdet.Ensemble(optimizer, model=model, sync_every=1)
+    optimizer.step()
+    ensemble.step(float(rank))
+    return torch.equal(model.mask, torch.triu(torch.full((3, 3), -math.inf), 1))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_infinite_mask_is_no_fault() -> None:
+    assert all(run_replicas(run_with_mask, 2))
+
+
+def run_nan_with_batchnorm(rank: int, bad: int) -> dict[str, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, hdet.finite_mean_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ensemble = hdet.Ensemble(optimizer, model=model, sync_every=4)
+    for t in range(8):
+        if t == 1 and rank == bad:
+            with torch.no_grad():
+                model[0].weight.fill_(math.nan)  # pyright: ignore[reportCallIssue]
+        ensemble.step(train_step(ddp, optimizer, rank, t))
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_batchnorm_statistics_are_healed(bad: int) -> None:
+    for state in run_replicas(run_nan_with_batchnorm, 2, bad):
+        assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def run_converge_after_warm_start(rank: int) -> torch.Tensor:
+    model = DistributedDataParallel(Net())
+    optimizer = make_optimizer("sgd", parameter_groups(model, 1))
+    hdet.warm_start(model, noise_scale=0.5)
+    ensemble = hdet.Ensemble(optimizer, sync_every=10)
+    ensemble.converge()
+    return flat(model)
+
+
+def test_converge_before_the_first_step_averages_a_warm_start() -> None:
+    results = run_replicas(run_converge_after_warm_start, 2)
+    assert torch.equal(results[0], results[1])
+
+
+def run_half_hook(rank: int) -> float:
+    layer = nn.Linear(1, 1, bias=False).half()
+    ddp = DistributedDataParallel(layer)
+    ddp.register_comm_hook(None, hdet.finite_mean_hook)
+    (ddp(torch.full((1, 1), 200.0, dtype=torch.float16)) * 200).sum().backward()
+    assert layer.weight.grad is not None
+    return layer.weight.grad.item()
+
+
+def test_the_gradient_hook_does_not_overflow_half_precision() -> None:
+    assert run_replicas(run_half_hook, 2) == [40000.0, 40000.0]
+
+
 def run_in_group(rank: int) -> float:
     """Two pairs of replicas, each its own ensemble."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]

@@ -271,7 +271,10 @@ def dials(hyperparameter: Any, world: World | None = None) -> list[Any]:
         (lambda w: hdet.Dropout(w.model, pattern="nowhere.*"), "pattern 'nowhere.\\*'"),
         (lambda w: hdet.AttentionTemperature(nn.Linear(1, 1)), "found no AttentionScale, attention_scale"),
         (lambda w: hdet.LabelSmoothing(nn.Linear(1, 1)), "found no CrossEntropyLoss with label_smoothing"),
-        (lambda w: hdet.ModuleAttribute(w.model, "absent"), "found no attribute 'absent' in Model"),
+        (
+            lambda w: hdet.ModuleAttribute(w.model, "absent"),
+            "found no attribute 'absent' above zero in Model",
+        ),
     ],
 )
 def test_a_member_that_finds_nothing_says_what_it_looked_for(build: Callable, words: str) -> None:
@@ -363,6 +366,83 @@ def test_a_frozen_group_is_explored_without_harm() -> None:
     ensemble = hdet.Ensemble(world.optimizer, explore=[hdet.LearningRate()], sync_every=1)
     world.optimizer.step()
     ensemble.step(1.0)
+
+
+def test_modules_at_zero_are_left_alone() -> None:
+    """Stochastic depth usually rises linearly from zero."""
+    blocks = nn.ModuleList(nn.Module() for _ in range(3))
+    for i, block in enumerate(blocks):
+        block.drop_prob = 0.1 * i
+    (dial,) = dials(hdet.ModuleAttribute(blocks, "drop_prob", 0.3, bounds=(0, 0.5)))
+    assert len(dial.fields) == 2 and dial.share == 1
+
+
+def momentum_under_pressure(rank: int, form: str) -> list[float]:
+    """Less friction is always better: the momentum is pushed towards one."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.0, momentum=0.9)
+    settings: dict[str, Any] = {"temperature": 0.1} if form == "paper" else {}
+    ensemble = hdet.Ensemble(
+        optimizer,
+        explore=[hdet.Momentum(0.3)],
+        sync_every=1,
+        controller=hdet.Controller(form=form, step_size=0.9, momentum=0.5, **settings),  # pyright: ignore[reportArgumentType]
+    )
+    seen = []
+    for _ in range(200):
+        optimizer.step()
+        ensemble.step(1.0 + ensemble.positions["momentum"])
+        seen.append(optimizer.param_groups[0]["momentum"])
+    return seen
+
+
+@pytest.mark.parametrize("form", ["paper", "log"])
+def test_momentum_never_reaches_one(form: str) -> None:
+    for seen in run_replicas(momentum_under_pressure, 2, form):
+        assert max(seen) < 1
+        assert seen[-1] > 0.98
+
+
+def scheduled_within_bounds(rank: int) -> list[tuple[float, float]]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
+        explore=[hdet.LearningRate(0.2, bounds=(1e-3, 0.08)), hdet.Momentum(0.3, bounds=(0.86, 0.96))],
+        sync_every=10,
+    )
+    seen = []
+    for _ in range(40):
+        (group,) = optimizer.param_groups
+        seen.append((group["lr"], group["momentum"]))
+        optimizer.step()
+        ensemble.step(1.0)
+    return seen
+
+
+def test_bounds_hold_while_a_schedule_moves() -> None:
+    for seen in run_replicas(scheduled_within_bounds, 2):
+        assert all(1e-3 <= lr <= 0.08 and 0.86 <= momentum <= 0.96 for lr, momentum in seen)
+        assert len({lr for lr, _ in seen}) > 5
+
+
+def lr_signal(rank: int, with_dead_dial: bool) -> float:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=0.1)
+    dead = [hdet.WeightDecay(spread=0.0)] if with_dead_dial else []
+    records = hdet.Records()
+    ensemble = hdet.Ensemble(
+        optimizer,
+        explore=[hdet.LearningRate(0.2), *dead],
+        sync_every=1,
+        controller=hdet.Controller(),
+        records=records,
+    )
+    optimizer.step()
+    ensemble.step(1.0 + ensemble.positions["lr"])
+    return records[0].signal["lr"] if rank == 0 else 0.0
+
+
+def test_a_dial_without_width_takes_nothing_from_the_others() -> None:
+    assert run_replicas(lr_signal, 2, True)[0] == run_replicas(lr_signal, 2, False)[0] == pytest.approx(-1)
 
 
 def test_names_must_be_unique() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_named_tests_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`(test_\w+)`", page.read_text()):
             assert f"def {name}(" in sources, f"{page.name} names {name}"
+
+
+def test_named_parts_of_the_library_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"`?(hdet(?:\.[A-Za-z_]\w*)+)", page.read_text()):
+            if name.endswith((".py", ".md", ".git")):
+                continue
+            pkgutil.resolve_name(name)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

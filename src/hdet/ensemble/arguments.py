@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
@@ -48,6 +49,11 @@ def check_arguments(
     if scheduler is not None and not hasattr(scheduler, "step"):
         raise TypeError(
             f"scheduler must have a step() method, got {scheduler!r} of type {type(scheduler).__name__}"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            "scheduler must plan by steps alone, got a ReduceLROnPlateau, which asks for a metric at each: "
+            "use a schedule of steps, or a constant plan"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")

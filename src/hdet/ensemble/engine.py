@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 
 from hdet.core.assign import assign
@@ -20,7 +20,7 @@ from hdet.ensemble.arguments import check_arguments, check_controller
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
 from hdet.ensemble.steering import Steering, steer
-from hdet.ensemble.tensors import averaged_tensors, layout_text, moments_differ
+from hdet.ensemble.tensors import Buffers, averaged_tensors, layout_text, moments_differ, moments_of
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
 from hdet.replicas import Averager, Replicas, exchange
@@ -79,6 +79,7 @@ class Ensemble:
             before converging, with gradients off and ``model`` in evaluation mode, and scores the replicas
             instead of their training losses.
 
+    >>> import torch
     >>> parameter = nn.Parameter(torch.zeros(2))
     >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
     >>> ensemble = Ensemble(optimizer, sync_every=10)      # alone: one replica, its multiplier is one
@@ -135,6 +136,7 @@ class Ensemble:
         self._records = records
         self._averager = Averager(self.replicas, bucket_mib=bucket_mib)
 
+        self._buffers = Buffers(model)
         self._assignment, self._probe = assignment, probe
         self._dials = _dials(explore, optimizer)
         self._positions(0)  # raises if the assignment does not fit
@@ -166,7 +168,7 @@ class Ensemble:
                 "assignment": assignment,
                 "moments": moments,
                 "probe": probe is not None,
-                "parameters": layout_text(averaged_tensors(optimizer, model)),
+                "parameters": layout_text(averaged_tensors(optimizer, model) + self._buffers.tensors),
             },
         )
         # Records may be given to replica zero alone: every replica then takes part in its rounds.
@@ -176,6 +178,7 @@ class Ensemble:
         # From here on things change.
         self._keeps_trace = records is not None and self.replicas.index == 0
         self._plan_is_closed_form = getattr(scheduler, "is_closed_form", False)
+        self._num_open_blocks = 0
         self._warned: set[str] = set()
         self._optimizer_steps_are_seen = False
         self._optimizer_has_stepped = False
@@ -185,6 +188,7 @@ class Ensemble:
             optimizer.register_load_state_dict_post_hook(self._after_optimizer_loaded),
         ]
         self.restart_at(max(0, getattr(scheduler, "last_epoch", 0)))
+        self._has_moved = True  # nobody knows whether replicas start equal (warm_start)
 
     # --- what users call ---------------------------------------------------------------------------
 
@@ -218,9 +222,10 @@ class Ensemble:
 
         Only steps that the optimizer took are counted: a call with no optimizer step since the last
         one (a gradient scaler found an infinity, gradients are being accumulated, a framework calls
-        once per process) takes the loss and changes nothing else. If the optimizer cannot be watched,
-        every call counts. Pass ``skipped=True`` for a step that the optimizer was asked for and did not
-        take (a fused optimizer under a gradient scaler).
+        once per process) takes the loss and changes nothing else. Until the first step of the optimizer
+        is seen, every call counts, so that a schedule can be looked at without training. Pass
+        ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
+        under a gradient scaler).
         """
         if loss is not None and self._has_rounds:
             self._measure.add(loss)
@@ -228,6 +233,8 @@ class Ensemble:
             self._optimizer_has_stepped = False
         elif self._optimizer_steps_are_seen:
             skipped = True
+        if skipped:
+            return
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._warn_once(
                 "past the end",
@@ -235,8 +242,6 @@ class Ensemble:
                 "last value. Pass the true number of steps as total_steps",
                 HdetWarning,
             )
-        if skipped:
-            return
         self.num_steps += 1
         if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
             record = self._sync()
@@ -250,12 +255,13 @@ class Ensemble:
 
         Collective. Multipliers and the controller are left as they are.
         """
-        if self._explores and self._converged_at != self.num_steps:
+        if self._has_rounds and (self._has_moved or self._converged_at != self.num_steps):
             self._write(self._measure_and_converge(ends_round=False))
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
         """Within the block, this replica uses the shared values."""
+        self._num_open_blocks += 1
         self._panel.put_plans()
         for dial in self._dials:
             dial.set_fields(multiplier=1.0)
@@ -263,10 +269,12 @@ class Ensemble:
         try:
             yield
         finally:
-            self._panel.put_plans()
-            for dial in self._dials:
-                dial.set_fields(dial.multiplier)
-            self._panel.put_values()
+            self._num_open_blocks -= 1
+            if self._num_open_blocks == 0:
+                self._panel.put_plans()
+                for dial in self._dials:
+                    dial.set_fields(dial.multiplier)
+                self._panel.put_values()
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers only, the same on every replica; loads with ``weights_only=True``.
@@ -274,7 +282,7 @@ class Ensemble:
         Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
         checkpoint is everybody's, and training resumes to the bit. Not collective.
         """
-        if self._explores and self._has_others and self._converged_at != self.num_steps:
+        if self._explores and self._has_others and (self._has_moved or self._converged_at != self.num_steps):
             warnings.warn(
                 "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
                 "this round's losses: call converge() on every replica before saving",
@@ -284,10 +292,12 @@ class Ensemble:
         state: dict[str, Any] = {
             "version": 1,
             "num_steps": self.num_steps,
+            "optimizer_steps_are_seen": self._optimizer_steps_are_seen,
             "losses": [list(row) for row in self._measure.table],
             "dials": {dial.name: dial.state() for dial in self._dials},
         }
-        if self.scheduler is not None:
+        if hasattr(self.scheduler, "state_dict"):
+            assert self.scheduler is not None
             state["scheduler"] = self.scheduler.state_dict()
         return state
 
@@ -304,6 +314,7 @@ class Ensemble:
         for dial in self._dials:
             dial.load(state_dict["dials"][dial.name])
         self.restart_at(state_dict["num_steps"], narrow=False)
+        self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
         self._measure.clear(state_dict["losses"])
 
     def close(self) -> None:
@@ -318,6 +329,7 @@ class Ensemble:
         self._panel.put_plans()
         self.num_steps = num_steps
         self._converged_at = num_steps
+        self._has_moved = False
         self._recorded_at = num_steps
         self._measure.clear()
         for dial in self._dials:
@@ -330,7 +342,8 @@ class Ensemble:
 
     def _advance(self, panel: Panel) -> None:
         """Let the schedule write its next plan, then put this replica's values in its place."""
-        if not self._plan_is_closed_form and panel.put_plans():
+        at_sync = panel is self._panel
+        if not self._plan_is_closed_form and panel.put_plans(compare_tensors=at_sync):
             self._warn_once(
                 "changed outside",
                 "a hyperparameter was changed by somebody else since the last step, so replicas did not use "
@@ -371,7 +384,7 @@ class Ensemble:
 
     def _sync(self) -> RoundRecord:
         record, clock = self._measure_and_converge(), _Clock()
-        with torch.profiler.record_function("hdet::steer"):
+        with record_function("hdet::steer"):
             steering = self._steer(record)
             self._measure.clear()
             self._assign_multipliers()
@@ -386,13 +399,13 @@ class Ensemble:
         record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
         probe_loss = None
         if self._probe is not None and ends_round:
-            with torch.profiler.record_function("hdet::probe"):
+            with record_function("hdet::probe"):
                 probe_loss = run_probe(self._probe, self.model)
             clock.lap("probe", record)
-        with torch.profiler.record_function("hdet::measure"):
+        with record_function("hdet::measure"):
             record.excluded = self._exchange(probe_loss)
         clock.lap("measure", record)
-        with torch.profiler.record_function("hdet::converge"):
+        with record_function("hdet::converge"):
             self._converge(record.excluded)
         clock.lap("converge", record)
         record.ends_round = ends_round
@@ -406,7 +419,7 @@ class Ensemble:
             record.values[dial.name] = [dial.value(dial.base, multiplier) for multiplier in multipliers]
             if self._keeps_trace:
                 # At a sync the plan has not moved on yet; within a round its newest value is not used yet.
-                record.base_trace[dial.name] = dial.take_trace(keep_newest=not ends_round)
+                record.base_trace |= dial.take_trace(keep_newest=not ends_round)
         record.num_steps, self._recorded_at = self.num_steps - self._recorded_at, self.num_steps
         return record
 
@@ -419,12 +432,17 @@ class Ensemble:
 
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:
+            is_bad = self.replicas.index in excluded
             self._averager.average_(
-                self._tensors(),
-                contribute=self.replicas.index not in excluded,
+                self._tensors() + self._buffers.tensors,
+                contribute=not is_bad,
                 num_contributors=self.replicas.count - len(excluded),
             )
-        self._converged_at = self.num_steps
+            self._buffers.heal()
+            if is_bad and not self._averages_moments:
+                for moment in moments_of(self.optimizer):  # they would spoil the parameters again
+                    moment.nan_to_num_(0.0, 0.0, 0.0)
+        self._converged_at, self._has_moved = self.num_steps, False
 
     def _steer(self, record: RoundRecord) -> Steering:
         controller = self.controller
@@ -460,7 +478,7 @@ class Ensemble:
     # --- hooks on the optimizer ----------------------------------------------------------------------
 
     def _after_optimizer_step(self, *_: Any) -> None:
-        self._optimizer_has_stepped = self._optimizer_steps_are_seen = True
+        self._optimizer_has_stepped = self._optimizer_steps_are_seen = self._has_moved = True
 
     def _after_optimizer_saved(self, _: Optimizer, state_dict: dict[str, Any]) -> None:
         # A saved optimizer holds the plan, not one replica's value: the same file from every replica.

@@ -55,15 +55,18 @@ def steer(
     for r, weight in zip(replicas, weights, strict=True):
         result.weights[r] = weight
 
-    at = [[positions[dial.name][r] for r in replicas] for dial in dials]
     can_compare = len(replicas) > 1
     if controller.form == "paper":
-        for dial, places in zip(dials, at, strict=True):
+        for dial in dials:
             state = dial.control
             if state is None:  # take over the base where the plan has brought it
-                state = ControllerState(dial.base)
+                start = dial.inner(dial.base)
+                if start <= 0:
+                    continue  # a schedule that begins at zero: not yet
+                state = ControllerState(start)
                 dial.decay = _decay(controller, dial, num_rounds)
-            values = [dial.value(state.base, rho) for rho in dial.multipliers(places)]
+            places = [positions[dial.name][r] for r in replicas]
+            values = [state.base * rho for rho in dial.multipliers(places)]
             signal = weighted_deviation(weights, values) if can_compare else 0.0
             state = paper_update(
                 state,
@@ -75,8 +78,11 @@ def steer(
             dial.hold(state)
             result.signal[dial.name] = signal
     else:
-        signals = joint_signals(at, compared) if can_compare else [0.0] * len(dials)
-        for dial, signal in zip(dials, signals, strict=True):
+        # A dial without width this round has no effect to estimate, and takes no part of the others'.
+        wide = [dial for dial in dials if dial.spread * dial.share > 0]
+        columns = [[positions[dial.name][r] for r in replicas] for dial in wide]
+        signals = joint_signals(columns, compared) if can_compare else [0.0] * len(wide)
+        for dial, signal in zip(wide, signals, strict=True):
             state = log_update(
                 dial.control or ControllerState(0.0),
                 signal,
@@ -94,4 +100,4 @@ def _decay(controller: Controller, dial: Dial, num_rounds: int) -> float:
     if controller.decay != "floor":
         return controller.decay
     assert dial.floor is not None, "checked when the ensemble was built"
-    return floor_matching(dial.base, dial.floor, num_rounds)
+    return floor_matching(dial.inner(dial.base), dial.floor, num_rounds)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from hdet.hyperparameters import Dial
 from hdet.replicas.exchange import digest
 
-__all__ = ["averaged_tensors", "layout_text", "moments_differ"]
+__all__ = ["Buffers", "averaged_tensors", "layout_text", "moments_differ", "moments_of"]
 
 
 def averaged_tensors(
     optimizer: Optimizer, model: nn.Module | None, *, with_moments: bool = False
 ) -> list[Tensor]:
-    """Parameters of the optimizer, trainable parameters and floating-point buffers of the model.
+    """Parameters of the optimizer and trainable parameters of the model.
 
     With ``with_moments`` also what the optimizer keeps for each parameter, such as its momentum.
     """
@@ -25,15 +26,45 @@ def averaged_tensors(
         found.update((id(p), p) for p in group["params"])
     if model is not None:
         found.update((id(p), p) for p in model.parameters() if p.requires_grad)
-        for buffer in model.buffers():
-            if buffer.is_floating_point() or buffer.is_complex():
-                found[id(buffer)] = buffer
     if with_moments:
-        for parameter in [p for group in optimizer.param_groups for p in group["params"]]:
-            for kept in optimizer.state.get(parameter, {}).values():
-                if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == parameter.shape:
-                    found[id(kept)] = kept
+        found.update((id(moment), moment) for moment in moments_of(optimizer))
     return list(found.values())
+
+
+def moments_of(optimizer: Optimizer) -> list[Tensor]:
+    """What the optimizer keeps for each parameter, in the parameter's shape."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [
+        kept
+        for parameter in parameters
+        for kept in optimizer.state.get(parameter, {}).values()
+        if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == parameter.shape
+    ]
+
+
+class Buffers:
+    """The model's floating-point buffers, and how they last were when all was well.
+
+    Buffers that are not finite from the start are no statistics but constants, such as attention masks:
+    they are left alone.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        buffers = [] if model is None else list(model.buffers())
+        self.tensors = [b for b in buffers if b.is_floating_point() and bool(torch.isfinite(b).all())]
+        self._good = [b.detach().clone() for b in self.tensors]
+
+    @torch.no_grad()
+    def heal(self) -> None:
+        """After averaging: put back what is not finite, remember the rest.
+
+        DistributedDataParallel copies rank zero's buffers to all ranks at every forward pass, a NaN too.
+        """
+        for buffer, good in zip(self.tensors, self._good, strict=True):
+            if torch.isfinite(buffer).all():
+                good.copy_(buffer)
+            else:
+                buffer.copy_(good)
 
 
 def moments_differ(optimizer: Optimizer, dials: Sequence[Dial]) -> bool:

@@ -89,9 +89,10 @@ class Dial:
         """At the start of a round: use as much of the spread as fits the bounds around the base."""
         if self.bounds is not None or not self._is_scheduled:
             low, high = self._inner_bounds()
-            self.share = min(
-                usable_share(self._inner(base), low, high, self.spread, self.scale) for base in self._bases()
-            )
+            # A field at zero stays there under any factor: it does not narrow the others.
+            inner = [x for x in map(self.inner, self._bases()) if x > 0]
+            shares = [usable_share(x, low, high, self.spread, self.scale) for x in inner]
+            self.share = min(shares, default=0.0)
 
     def multipliers(self, positions: Sequence[float]) -> list[float]:
         """The replicas' factors at these positions."""
@@ -112,13 +113,17 @@ class Dial:
 
     def hold(self, state: ControllerState) -> None:
         """Leave the plan and keep the controller's base until it moves again (paper form)."""
-        self.control = ControllerState(self.move_to(state.base), state.velocity)
+        base = self.move_to(self.inner(state.base))
+        self.control = ControllerState(self.inner(base), state.velocity)
 
     def move_to(self, base: float) -> float:
         """Leave the plan for this base; return what the bounds allow of it."""
         old = self._bases()
-        before = self._inner(old[0])
-        factor = self._inner(base) / before if before else 1.0
+        before = self.inner(old[0])
+        if before <= 0:  # nothing to scale: it stays
+            self.held = old
+            return old[0]
+        factor = self.inner(base) / before
         allowed = self._allowed(factor, old)
         # Fields keep their proportions; a single field takes the new base to the bit.
         first = base if allowed == factor else self.value(old[0], allowed)
@@ -128,7 +133,9 @@ class Dial:
     def correct(self, state: ControllerState) -> None:
         """Let the plan go on, multiplied by the controller's correction (log form)."""
         correction = math.exp(state.base)
-        allowed = self._allowed(correction, [field.planned for field in self.fields])
+        allowed = correction
+        if self.fields[0].is_static:  # a plan that moves by itself may leave the bounds and come back
+            allowed = self._allowed(correction, [field.planned for field in self.fields])
         if allowed != correction:
             state = ControllerState(math.log(allowed), state.velocity)
         self.correction = allowed
@@ -136,11 +143,20 @@ class Dial:
 
     # --- records and checkpoints ---------------------------------------------------------------------
 
-    def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """The base of every step since the last call; a single entry where it did not move."""
-        plans = self.fields[0].take_trace(keep_newest=keep_newest)
-        bases = [self.value(p, self.correction) for p in plans] if self.held is None else [self.held[0]]
-        return bases[:1] if len(set(bases)) == 1 else bases
+    def take_trace(self, *, keep_newest: bool) -> dict[str, list[float]]:
+        """The base of every step since the last call; a single entry where it did not move.
+
+        Under the name of the dial, and for further fields of an optimizer under ``name[i]``.
+        """
+        traces: dict[str, list[float]] = {}
+        for i, field in enumerate(self.fields):
+            plans = field.take_trace(keep_newest=keep_newest)
+            if i == 0 or not field.is_static:
+                bases = [self._bounded(self.value(p, self.correction)) for p in plans]
+                bases = bases if self.held is None else [self.held[i]]
+                name = self.name if i == 0 else f"{self.name}[{i}]"
+                traces[name] = bases[:1] if len(set(bases)) == 1 else bases
+        return traces
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: numbers only, the same on every replica."""
@@ -168,10 +184,14 @@ class Dial:
     def _bases(self) -> list[float]:
         if self.held is not None:
             return self.held
-        return [self.value(field.planned, self.correction) for field in self.fields]
+        return [self._bounded(self.value(field.planned, self.correction)) for field in self.fields]
 
-    def _inner(self, value: float) -> float:
+    def inner(self, value: float) -> float:
+        """The value as factors see it: itself, or one minus it. Its own inverse."""
         return 1 - value if self._is_complement else value
+
+    def _bounded(self, value: float) -> float:
+        return value if self.bounds is None else min(max(value, self.bounds[0]), self.bounds[1])
 
     def _inner_bounds(self) -> tuple[float, float]:
         low, high = self.bounds if self.bounds is not None else (0.0, math.inf)
@@ -182,7 +202,7 @@ class Dial:
         if self.bounds is None:
             return factor
         bounds = self._inner_bounds()
-        inner = [self._inner(base) for base in bases if self._inner(base) > 0]
+        inner = [self.inner(base) for base in bases if self.inner(base) > 0]
         limits = [factor_limits(base, *bounds, self.spread, self.scale) for base in inner]
         # A base that starts beyond the limits may stay, but not move further out.
         lowest = min(1.0, max((low for low, _ in limits), default=1.0))

@@ -49,7 +49,7 @@ class FloatField:
 
 
 class TensorField:
-    """A zero-dimensional tensor in a parameter group, written in place and without a host sync.
+    """A one-element tensor in a parameter group, written in place and without a host sync.
 
     Compiled and graph-captured optimizers read the tensor itself: replacing it would have no effect.
     """
@@ -57,9 +57,12 @@ class TensorField:
     is_complement = False
     is_static = False
 
-    def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
+    def __init__(
+        self, optimizer: Optimizer, group_index: int, key: str, bounds: tuple[float, float] | None = None
+    ) -> None:
         self._optimizer, self.group_index, self.key = optimizer, group_index, key
         self.column = key
+        self._bounds = bounds
         self.factor = 1.0
         self.held: float | None = None
         self.trace: list[Tensor] = []
@@ -76,12 +79,21 @@ class TensorField:
 
     def bind(self) -> None:
         """See :meth:`FloatField.bind`."""
-        self._tensor: Tensor = self._optimizer.param_groups[self.group_index][self.key]
-        self._plan = self._tensor.detach().clone()
+        groups = self._optimizer.param_groups
+        tensor: Tensor = groups[self.group_index][self.key]
+        if any(groups[i][self.key] is tensor for i in range(self.group_index)):
+            # torch gives one tensor to all groups; here each must have its own.
+            tensor = groups[self.group_index][self.key] = tensor.detach().clone()
+        self._tensor = tensor
+        self._plan = tensor.detach().clone()
+        self._last_put = tensor.detach().clone()
 
-    def put_plan(self) -> bool:
-        """Put the plan in place; whether somebody else had written there would take a wait to tell."""
+    def put_plan(self, *, compare: bool) -> bool:
+        """Put the plan in place; with ``compare``, unless somebody else has written there; tell whether."""
+        if compare and not torch.equal(self._tensor, self._last_put):
+            return True
         self._tensor.copy_(self._plan)
+        self._last_put.copy_(self._plan)
         return False
 
     def put_value(self, *, is_traced: bool) -> None:
@@ -93,11 +105,14 @@ class TensorField:
             self._tensor.mul_(self.factor)
         else:
             self._tensor.fill_(self.held)
+        if self._bounds is not None:
+            self._tensor.clamp_(*self._bounds)
+        self._last_put.copy_(self._tensor)
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
         """See :meth:`FloatField.take_trace`."""
         taken, self.trace = _split(self.trace, keep_newest)
-        return torch.stack(taken).tolist() if taken else []
+        return torch.stack(taken).reshape(-1).tolist() if taken else []
 
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""
@@ -115,6 +130,7 @@ class GeneralField:
         save: puts a value where a saved optimizer holds this field.
         group_index: of the optimizer's group that holds it, if one does.
         column: what the value is called there.
+        bounds: what is put stays between them, also while the plan moves.
     """
 
     def __init__(
@@ -127,8 +143,10 @@ class GeneralField:
         save: Callable[[dict[str, Any], float], None] | None = None,
         group_index: int = -1,
         column: str = "",
+        bounds: tuple[float, float] | None = None,
     ) -> None:
         self._get, self._set, self._save = get, set, save
+        self._bounds = bounds
         self.group_index, self.column = group_index, column
         self.is_complement, self.is_static = is_complement, is_static
         self.factor = 1.0
@@ -143,7 +161,7 @@ class GeneralField:
         else:
             self.put_plan()
 
-    def put_plan(self) -> bool:
+    def put_plan(self, *, compare: bool = True) -> bool:
         """Put the plan in place, unless somebody else has written there; tell whether."""
         if self._get() != self._last_put:
             return True
@@ -162,6 +180,8 @@ class GeneralField:
             value = 1 - (1 - self.planned) * self.factor
         else:
             value = self.planned * self.factor
+        if self._bounds is not None:
+            value = min(max(value, self._bounds[0]), self._bounds[1])
         self._set(value)
         self._last_put = self._get()  # what is read back may be rounded
 
@@ -196,10 +216,10 @@ class Panel:
         self._floats = [field for field in fields if isinstance(field, FloatField)]
         self._others = [field for field in fields if not isinstance(field, FloatField)]
 
-    def put_plans(self) -> bool:
+    def put_plans(self, *, compare_tensors: bool = False) -> bool:
         """Put every plan in place; tell whether somebody else had written to a field.
 
-        What somebody else wrote stays: it is the plan from now on.
+        What somebody else wrote stays: it is the plan from now on. Comparing tensors waits for the device.
         """
         changed_outside = False
         for field in self._floats:
@@ -209,7 +229,7 @@ class Panel:
             else:
                 changed_outside = True
         for field in self._others:
-            changed_outside |= field.put_plan()
+            changed_outside |= field.put_plan(compare=compare_tensors or isinstance(field, GeneralField))
         return changed_outside
 
     def put_values(self, *, is_traced: bool = False) -> None:

@@ -57,8 +57,9 @@ class _ModuleFields(Spreading):
                 for attribute in self._attributes(module):
                     where = f"{name} of {path or type(module).__name__}"
                     value = getattr(module, attribute)
-                    read_number(where, float(value) if value == 0 and not isinstance(value, bool) else value)
-                    fields.append(_attribute_field(module, attribute))
+                    if isinstance(value, bool) or value != 0:  # zero stays zero under any factor
+                        read_number(where, value)
+                        fields.append(_attribute_field(module, attribute))
         if not fields:
             warnings.warn(
                 f"{type(self).__name__} found no {self._looked_for()} in {type(self.model).__name__}, "
@@ -104,7 +105,7 @@ class ModuleAttribute(_ModuleFields, Spreading, _OfAttribute):
         return [self.attribute] if has_it else []
 
     def _looked_for(self) -> str:
-        return f"attribute {self.attribute!r}"
+        return f"attribute {self.attribute!r} above zero"
 
 
 @dataclass(frozen=True)

@@ -87,21 +87,26 @@ class OptimizerField(Spreading):
             if isinstance(value, Tensor) and place is None and not self.is_complement:
                 if value.numel() != 1 or not value.is_floating_point():
                     raise TypeError(f"{where} must hold one float to be explored, got {value!r}")
-                return TensorField(optimizer, index, key)
+                return TensorField(optimizer, index, key, self.bounds)
             value = read_number(where, float(value) if isinstance(value, Tensor) or value == 0 else value)
             if value == 0 and self.skips_zero:
                 return None
-            if place is None and not self.is_complement:
+            if place is None and not self.is_complement and self.bounds is None:
                 return FloatField(optimizer, index, key)
-            return _tuple_field(optimizer, index, key, place, self.is_complement)
+            return _general_field(optimizer, index, key, place, self.is_complement, self.bounds)
         return None
 
     def _floors(self, num_groups: int) -> list[float | None]:
         return list(self.floor) if isinstance(self.floor, Sequence) else [self.floor] * num_groups
 
 
-def _tuple_field(
-    optimizer: Optimizer, index: int, key: str, place: int | None, is_complement: bool
+def _general_field(
+    optimizer: Optimizer,
+    index: int,
+    key: str,
+    place: int | None,
+    is_complement: bool,
+    bounds: tuple[float, float] | None,
 ) -> GeneralField:
     def get() -> float:
         held = optimizer.param_groups[index][key]
@@ -123,6 +128,7 @@ def _tuple_field(
         save=lambda state, value: put(state["param_groups"][index], value),
         group_index=index,
         column=key if place is None else f"beta{place + 1}",
+        bounds=bounds,
     )
 
 

@@ -27,8 +27,8 @@ class Spreading:
     """Multipliers evenly spaced as in the paper (mean one), or in the logarithm (geometric mean one)."""
 
     bounds: tuple[float, float] | None = None
-    """Every replica's value, and so the base, stays between them. The spread is narrowed on both sides
-    alike where it would reach beyond."""
+    """Every replica's value stays between them. The spread is narrowed on both sides alike where it would
+    reach beyond; a schedule that leaves them within a round is cut there."""
 
     def __post_init__(self) -> None:
         require_choice("scale", self.scale, ("linear", "log"))
@@ -70,7 +70,12 @@ class Spreading:
             is_scheduled=is_scheduled,
         )
         for field in fields:
-            if self.bounds is not None and not self.bounds[0] <= field.planned <= self.bounds[1]:
+            is_plan = not field.is_static  # it may come from outside the bounds, and is cut there
+            if (
+                self.bounds is not None
+                and not is_plan
+                and not self.bounds[0] <= field.planned <= self.bounds[1]
+            ):
                 raise ValueError(
                     f"{name} must start inside its bounds {self.bounds}, got {field.planned!r}: "
                     "widen the bounds or change the value"

@@ -28,6 +28,8 @@ def finite_mean_hook(
     is_finite = torch.isfinite(gradient).all()
     # A product would keep NaN (0 * NaN is NaN): select instead.
     gradient.copy_(torch.where(is_finite, gradient, torch.zeros_like(gradient)))
+    size = dist.get_world_size(group)
+    gradient.div_(size)  # before the sum, so that half precisions do not overflow
     num_finite = is_finite.to(torch.float32).reshape(1)
     count_work = dist.all_reduce(num_finite, group=group, async_op=True)
     work = dist.all_reduce(gradient, group=group, async_op=True)
@@ -35,6 +37,6 @@ def finite_mean_hook(
 
     def divide(future: torch.futures.Future[list[Tensor]]) -> Tensor:
         count_work.wait()
-        return future.value()[0].div_(num_finite)
+        return future.value()[0].mul_(size / num_finite)
 
     return work.get_future().then(divide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +42,8 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
         step, last = record.step, record
     if last is None:
         raise ValueError("records must hold at least one record, got none: train to the first sync")
-    for name, base in last.base.items():
-        schedule[name].append(base)
+    for name, values in schedule.items():
+        values.append(last.base.get(name, values[-1]))
     return schedule
 
 
@@ -71,8 +72,8 @@ class ReplayLR(LRScheduler):
                 f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
                 f"{type(optimizer).__name__}"
             )
-        # Dials are named in the order of the groups; a single one stands for all of them.
-        lrs = [list(values) for name, values in schedule.items() if name == "lr" or name.startswith("lr.")]
+        # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one dial.
+        lrs = [list(values) for name, values in schedule.items() if re.fullmatch(r"lr(\..*|\[\d+\])?", name)]
         num_groups = len(optimizer.param_groups)
         if len(lrs) not in (1, num_groups) or not all(lrs):
             raise ValueError(
@@ -88,6 +89,7 @@ class ReplayLR(LRScheduler):
             )
         self._others = [(dial, list(schedule[dial.name])) for dial in dials]
         self._panel = Panel([field for dial in dials for field in dial.fields])
+        optimizer.register_load_state_dict_post_hook(lambda _: self._find_fields_again())
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -97,11 +99,25 @@ class ReplayLR(LRScheduler):
     def step(self, epoch: int | None = None) -> None:
         """Put the next values in place."""
         super().step(epoch)
+        self._put_others()
+
+    def _find_fields_again(self) -> None:
+        for dial, _ in self._others:
+            for field in dial.fields:
+                field.bind()
+        self._put_others()
+
+    def _put_others(self) -> None:
         self._panel.put_plans()
         for dial, values in self._others:
             dial.move_to(_at(values, self.last_epoch))
             dial.set_fields(multiplier=1.0)
         self._panel.put_values()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another replay of the same schedule stood."""
+        super().load_state_dict(state_dict)
+        self._put_others()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the replay stands; the schedule itself comes from the constructor."""

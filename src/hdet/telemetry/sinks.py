@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, overload, runtime_checkable
@@ -34,7 +35,9 @@ class Records(Sequence[RoundRecord]):
         self._file = None if path is None else JsonlSink(path)
 
     def write(self, record: RoundRecord) -> None:
-        """Take one record."""
+        """Take one record; a run that went back to a checkpoint replaces the rounds that it repeats."""
+        while self._records and self._records[-1].step >= record.step:
+            self._records.pop()
         self._records.append(record)
         if self._file is not None:
             self._file.write(record)
@@ -58,12 +61,26 @@ class JsonlSink:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._is_open = False
 
     def write(self, record: RoundRecord) -> None:
         """Take one record."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._is_open:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_unfinished_line(self.path)
+            self._is_open = True
         with self.path.open("a", encoding="utf-8") as file:
             file.write(record.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    """Remove what a process left that ended while it was writing; a new line would run on with it."""
+    if path.exists():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            path.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 def read_records(path: str | Path) -> list[RoundRecord]:

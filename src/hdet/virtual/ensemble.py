@@ -246,4 +246,4 @@ class _Engine(Ensemble):
             self._stack.average_(included, kept if averages_moments else ())
         else:
             self._stack.write_template(0)
-        self._converged_at = self.num_steps
+        self._converged_at, self._has_moved = self.num_steps, False

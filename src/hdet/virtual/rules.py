@@ -71,16 +71,19 @@ def adam(
 ) -> None:
     """Adam with coupled, AdamW with decoupled weight decay."""
     beta1, beta2 = hyper["beta1"], hyper["beta2"]
-    if flags["is_decoupled"]:
-        parameters.mul_(1 - hyper["lr"] * hyper["weight_decay"])
-    else:
-        gradient = gradient + hyper["weight_decay"] * parameters
     if "exp_avg" not in moments:
         moments["exp_avg"] = torch.zeros_like(parameters)
         moments["exp_avg_sq"] = torch.zeros_like(parameters)
     first, second = moments["exp_avg"], moments["exp_avg_sq"]
-    first.mul_(beta1).add_((1 - beta1) * gradient)
-    second.mul_(beta2).add_((1 - beta2) * gradient * gradient)
-    step_size = hyper["lr"] / (1 - beta1**step)
-    denominator = second.sqrt().div_((1 - beta2**step).sqrt()).add_(hyper["eps"])
-    parameters.sub_(step_size * first / denominator)
+    if flags["is_decoupled"]:
+        parameters.mul_(1 - hyper["lr"] * hyper["weight_decay"])
+    else:
+        gradient = gradient + hyper["weight_decay"] * parameters
+    first.lerp_(gradient.expand_as(first), 1 - beta1)
+    # One scratch matrix for all that follows: fresh memory would cost more than the arithmetic.
+    scratch = torch.square(gradient).expand_as(second).contiguous()
+    second.mul_(beta2).add_(scratch.mul_(1 - beta2))
+    torch.sqrt(second, out=scratch)
+    scratch.div_((1 - beta2**step).sqrt()).add_(hyper["eps"])
+    torch.div(first, scratch, out=scratch)
+    parameters.sub_(scratch.mul_(hyper["lr"] / (1 - beta1**step)))

@@ -65,6 +65,8 @@ class Stack:
             flat = torch.cat([p.detach().reshape(-1) for p in group["params"]])
             self.matrices.append(flat.expand(num_replicas, -1).clone())
             self._places.append([(names[p], p.shape) for p in group["params"]])
+        # Gradients have the same layout, and keep their memory from step to step.
+        self._gradient_matrices = [torch.empty_like(matrix) for matrix in self.matrices]
         held = {name for places in self._places for name, _ in places}
         self._fixed = {name: p.detach() for name, p in self._templates.items() if name not in held}
         self.buffers = {
@@ -84,16 +86,12 @@ class Stack:
             before: called with the replica's number before its own pass, where they go one by one.
         """
         if self._vectorize:
-            losses, gradients = self._all_at_once(batches, is_common)
+            losses = self._all_at_once(batches, is_common)
         else:
-            losses, gradients = self._one_by_one(batches, is_common, before)
-        matrices = [
-            torch.cat([gradients[name].reshape(self._num_replicas, -1) for name, _ in places], dim=1)
-            for places in self._places
-        ]
-        return losses, matrices
+            losses = self._one_by_one(batches, is_common, before)
+        return losses, self._gradient_matrices
 
-    def _all_at_once(self, batches: Any, is_common: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
             arguments = (self._loss, batch)
             loss = functional_call(self._calls, {**self._fixed, **trained, **buffers}, arguments)
@@ -108,7 +106,7 @@ class Stack:
         )
         try:
             with sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no batching rule everywhere
-                gradients, (losses, buffers) = every(self._views(), self.buffers, batches)
+                gradients, (losses, buffers) = every(self._views(self.matrices), self.buffers, batches)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotVectorizeError(
@@ -116,13 +114,14 @@ class Stack:
                 "one after the other"
             ) from error
         self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
-        return losses.detach(), gradients
+        for matrix, places in zip(self._gradient_matrices, self._places, strict=True):
+            parts = [gradients[name].reshape(self._num_replicas, -1) for name, _ in places]
+            torch.cat(parts, dim=1, out=matrix)
+        return losses.detach()
 
-    def _one_by_one(
-        self, batches: Any, is_common: bool, before: Callable[[int], None]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        views = self._views()
-        losses, gradients = [], {name: torch.zeros_like(view) for name, view in views.items()}
+    def _one_by_one(self, batches: Any, is_common: bool, before: Callable[[int], None]) -> Tensor:
+        views, gradients = self._views(self.matrices), self._views(self._gradient_matrices)
+        losses = []
         for r in range(self._num_replicas):
             before(r)
             leaves = {name: view[r].detach().requires_grad_() for name, view in views.items()}
@@ -132,9 +131,11 @@ class Stack:
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             losses.append(loss.detach())
             for name, gradient in zip(leaves, found, strict=True):
-                if gradient is not None:
-                    gradients[name][r] = gradient
-        return torch.stack(losses), gradients
+                if gradient is None:
+                    gradients[name][r].zero_()
+                else:
+                    gradients[name][r].copy_(gradient)
+        return torch.stack(losses)
 
     @torch.no_grad()
     def scores(
@@ -143,7 +144,7 @@ class Stack:
         """``score(model)`` with each replica's parameters, in evaluation mode."""
         modes = [(module, module.training) for module in self._calls.modules()]
         self._calls.eval()
-        views = self._views()
+        views = self._views(self.matrices)
         try:
             result = []
             for r in range(self._num_replicas):
@@ -173,7 +174,7 @@ class Stack:
     @torch.no_grad()
     def write_template(self, replica: int) -> None:
         """Copy one replica into the model that the user gave."""
-        for name, view in self._views().items():
+        for name, view in self._views(self.matrices).items():
             self._templates[name].copy_(view[replica])
         for name, buffer in self.buffers.items():
             self._template_buffers[name].copy_(buffer[replica])
@@ -181,14 +182,14 @@ class Stack:
     @torch.no_grad()
     def read_template(self) -> None:
         """Give every replica the parameters and buffers of the user's model."""
-        for name, view in self._views().items():
+        for name, view in self._views(self.matrices).items():
             view.copy_(self._templates[name].expand_as(view))
         for name, buffer in self.buffers.items():
             buffer.copy_(self._template_buffers[name].expand_as(buffer))
 
-    def _views(self) -> dict[str, Tensor]:
+    def _views(self, matrices: Sequence[Tensor]) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
-        for matrix, places in zip(self.matrices, self._places, strict=True):
+        for matrix, places in zip(matrices, self._places, strict=True):
             parts = matrix.split([shape.numel() for _, shape in places], dim=1)
             for part, (name, shape) in zip(parts, places, strict=True):
                 views[name] = part.view(self._num_replicas, *shape)

@@ -88,6 +88,41 @@ def test_a_float_learning_rate_stays_a_float() -> None:
     assert type(optimizer.param_groups[0]["lr"]) is float
 
 
+def test_a_tensor_that_groups_share_is_given_to_each() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = torch.optim.Adam(groups, lr=torch.tensor(0.1, dtype=torch.float64))
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]  # torch's doing
+    ensemble = hdet.Ensemble(optimizer, explore=[hdet.LearningRate(0.2)], replicas=of_four(0))
+    for load in (False, True):
+        if load:
+            optimizer.load_state_dict(optimizer.state_dict())
+        for _ in range(4):
+            optimizer.step()
+            ensemble.step()
+        for group, rho in zip(optimizer.param_groups, ensemble.multipliers.values(), strict=True):
+            assert float(group["lr"]) == pytest.approx(0.1 * rho)
+
+
+def test_a_tensor_of_one_dimension_is_recorded() -> None:
+    records = hdet.Records()
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=torch.tensor([0.1]))
+    ensemble = hdet.Ensemble(optimizer, sync_every=2, records=records)
+    for _ in range(2):
+        optimizer.step()
+        ensemble.step(1.0)
+    assert records[0].base_trace["lr"] == pytest.approx([0.1])
+
+
+def test_somebody_elses_tensor_is_found_at_a_sync() -> None:
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=torch.tensor(0.1))
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, replicas=of_four(0))
+    optimizer.step()
+    optimizer.param_groups[0]["lr"].fill_(0.7)
+    with pytest.warns(hdet.HdetWarning, match="changed by somebody else"):
+        ensemble.step(1.0)
+    assert ensemble.base["lr"] == pytest.approx(0.7)
+
+
 # --- step accounting ------------------------------------------------------------------------------
 
 
@@ -160,6 +195,28 @@ def test_running_past_the_end_of_a_schedule_that_would_raise() -> None:
     assert ensemble.num_steps == 9
 
 
+def test_after_a_resume_every_call_needs_an_optimizer_step() -> None:
+    optimizer, ensemble = make(sync_every=100)
+    optimizer.step()
+    ensemble.step()
+    other, resumed = make(sync_every=100)
+    resumed.load_state_dict(ensemble.state_dict())
+    for _ in range(3):
+        resumed.step(1.0)  # gradients are being accumulated
+    other.step()
+    resumed.step(1.0)
+    assert resumed.num_steps == 2
+
+
+def test_a_repeated_call_after_the_end_is_no_news() -> None:
+    optimizer, ensemble = make(total_steps=2)
+    for _ in range(2):
+        optimizer.step()
+        for _ in range(4):
+            ensemble.step(1.0)
+    assert ensemble.num_steps == 2
+
+
 def test_the_last_step_is_a_sync() -> None:
     records = hdet.Records()
     optimizer, ensemble = make(sync_every=4, total_steps=10, records=records)
@@ -184,6 +241,30 @@ def test_base_values_and_close_restore() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
     optimizer.step()
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+
+
+def test_base_values_can_be_nested() -> None:
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(1))
+    with ensemble.base_values():
+        with ensemble.base_values():
+            pass
+        assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_controller_of_the_papers_form_waits_while_the_base_is_zero() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        scheduler=lr_scheduler.LambdaLR(optimizer, lambda t: max(0, t - 3) / 10),
+        explore=[hdet.LearningRate(floor=1e-3)],
+        sync_every=2,
+        total_steps=20,
+        controller=hdet.Controller(form="paper", decay="floor"),
+    )
+    for _ in range(10):
+        optimizer.step()
+        ensemble.step(1.0)
+    assert ensemble.base["lr"] > 0
 
 
 def test_one_dial_for_all_groups_keeps_their_proportions() -> None:
@@ -355,6 +436,47 @@ def test_other_hyperparameters_replay_too() -> None:
         hdet.ReplayLR(optimizer, hdet.export_schedule(records), explore=[hdet.Beta2()])
 
 
+def test_replay_of_one_dial_for_all_groups_keeps_their_proportions() -> None:
+    def groups() -> list[dict[str, Any]]:
+        return [{"params": [nn.Parameter(torch.ones(2))], "lr": lr} for lr in (0.1, 0.01)]
+
+    records = hdet.Records()
+    optimizer = torch.optim.SGD(groups(), lr=0.1)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        scheduler=lr_scheduler.ExponentialLR(optimizer, 0.9),
+        explore=[hdet.LearningRate(per_group=False)],
+        sync_every=2,
+        total_steps=6,
+        records=records,
+    )
+    seen = []
+    for _ in range(6):
+        seen.append([g["lr"] for g in optimizer.param_groups])
+        optimizer.step()
+        ensemble.step(1.0)
+    replayed = torch.optim.SGD([{"params": g["params"]} for g in groups()], lr=1.0)
+    scheduler = hdet.ReplayLR(replayed, hdet.export_schedule(records))
+    for expected in seen:
+        assert scheduler.get_last_lr() == expected
+        replayed.step()
+        scheduler.step()
+
+
+def test_replay_survives_loading_the_optimizer() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=0.1, weight_decay=0.1)
+    schedule = {"lr": [0.1] * 6, "weight_decay": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
+    scheduler = hdet.ReplayLR(optimizer, schedule, explore=[hdet.WeightDecay()])
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    for expected in (0.3, 0.4, 0.5):
+        assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(expected)
+        optimizer.step()
+        scheduler.step()
+
+
 def test_replay_refuses_what_does_not_fit() -> None:
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)], lr=1.0)
     with pytest.raises(ValueError, match="for 2 groups"):
@@ -380,6 +502,11 @@ def test_replay_refuses_what_does_not_fit() -> None:
             {"explore": [hdet.LearningRate(), hdet.LearningRate()]},
             ValueError,
             r"name each hyperparameter once, got \['lr'\]",
+        ),
+        (
+            {"scheduler": lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([nn.Parameter(torch.ones(1))]))},
+            TypeError,
+            "got a ReduceLROnPlateau",
         ),
         ({"scheduler": 3}, TypeError, r"scheduler must have a step\(\) method"),
         ({"model": 3}, TypeError, "model must be"),

@@ -45,3 +45,21 @@ def test_a_resumed_run_replaces_the_rounds_that_it_repeats(tmp_path: Path) -> No
 def test_fields_of_a_later_version_are_ignored() -> None:
     text = record(10).to_json()[:-1] + ',"from_the_future":1}'
     assert RoundRecord.from_json(text) == record(10)
+
+
+def test_a_resumed_run_does_not_run_on_with_an_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    JsonlSink(path).write(record(10))
+    with path.open("a") as file:
+        file.write('{"round": 1, "st')
+    resumed = JsonlSink(path)
+    resumed.write(record(20))
+    resumed.write(record(30))
+    assert [r.step for r in read_records(path)] == [10, 20, 30]
+
+
+def test_records_in_memory_go_back_too() -> None:
+    records = Records()
+    for step in (10, 20, 30, 20):
+        records.write(record(step))
+    assert [r.step for r in records] == [10, 20]
