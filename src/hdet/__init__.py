@@ -1,5 +1,6 @@
 """Hyperparameter-divergent ensemble training for PyTorch: replicas that find the learning rate."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from hdet.core.controller import Controller
@@ -13,24 +14,20 @@ from hdet.errors import (
     NoEffectWarning,
     NotConvergedWarning,
 )
-from hdet.hyperparameters import (
-    AttentionScale,
-    AttentionTemperature,
-    Beta2,
-    Dropout,
-    Epsilon,
-    LabelSmoothing,
-    LearningRate,
-    ModuleAttribute,
-    Momentum,
-    Scalar,
-    WeightDecay,
-)
+from hdet.hyperparameters import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
 from hdet.replicas import finite_mean_hook
 from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
 if TYPE_CHECKING:
+    from hdet.hyperparameters.modules import (
+        AttentionScale,
+        AttentionTemperature,
+        Dropout,
+        LabelSmoothing,
+        ModuleAttribute,
+    )
+    from hdet.hyperparameters.scalar import Scalar
     from hdet.virtual import VirtualEnsemble
 
 __version__ = "0.1.0"
@@ -69,11 +66,19 @@ __all__ = [
     "warm_start",
 ]
 
+# Imported when used, so that `import hdet` adds next to nothing to `import torch`.
+_LAZY = {
+    "AttentionScale": "hdet.hyperparameters.modules",
+    "AttentionTemperature": "hdet.hyperparameters.modules",
+    "Dropout": "hdet.hyperparameters.modules",
+    "LabelSmoothing": "hdet.hyperparameters.modules",
+    "ModuleAttribute": "hdet.hyperparameters.modules",
+    "Scalar": "hdet.hyperparameters.scalar",
+    "VirtualEnsemble": "hdet.virtual",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # torch.func takes a while to import, and most users do not need it.
-    if name == "VirtualEnsemble":
-        from hdet.virtual import VirtualEnsemble
-
-        return VirtualEnsemble
-    raise AttributeError(f"module 'hdet' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hdet' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

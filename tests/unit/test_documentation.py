@@ -52,3 +52,9 @@ def test_every_public_name_is_documented() -> None:
     for name in hdet.__all__:
         if name != "__version__":
             assert (getattr(hdet, name).__doc__ or "").strip(), name
+
+
+def test_the_map_names_everything_public() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in hdet.__all__ if name != "__version__" and f"hdet.{name}`" not in page]
+    assert not missing

@@ -19,13 +19,13 @@ from hdet.hyperparameters.spreading import Spreading, read_number
 __all__ = ["AttentionScale", "AttentionTemperature", "Dropout", "LabelSmoothing", "ModuleAttribute"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Of:
     # Fields of a first base come first, so that the model can be given first.
     model: nn.Module = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _OfAttribute(_Of):
     attribute: str
 
@@ -85,7 +85,7 @@ def _attribute_field(module: nn.Module, attribute: str) -> GeneralField:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModuleAttribute(_ModuleFields, Spreading, _OfAttribute):
     """Explore a float attribute of modules, such as the drop rate of stochastic depth.
 
@@ -108,7 +108,7 @@ class ModuleAttribute(_ModuleFields, Spreading, _OfAttribute):
         return f"attribute {self.attribute!r} above zero"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dropout(_ModuleFields, Spreading, _Of):
     """Explore dropout rates: every ``nn.Dropout*``, and ``dropout`` of attention and recurrent modules."""
 
@@ -150,7 +150,7 @@ class AttentionScale(nn.Module):
         return queries * self.attention_scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionTemperature(_ModuleFields, Spreading, _Of):
     """Explore the scale on attention logits (one over the temperature).
 
@@ -173,7 +173,7 @@ class AttentionTemperature(_ModuleFields, Spreading, _Of):
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LabelSmoothing(_ModuleFields, Spreading, _Of):
     """Explore ``label_smoothing`` of ``nn.CrossEntropyLoss`` modules. It changes the loss: give a probe."""
 

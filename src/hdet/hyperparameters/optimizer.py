@@ -19,7 +19,7 @@ from hdet.hyperparameters.spreading import Spreading, read_number
 __all__ = ["Beta2", "Epsilon", "LearningRate", "Momentum", "OptimizerField", "WeightDecay"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OptimizerField(Spreading):
     """Mechanism of the members below: one field of the parameter groups, on its own or together."""
 
@@ -42,7 +42,7 @@ class OptimizerField(Spreading):
         super().__post_init__()
         require_flag("per_group", self.per_group)
         if isinstance(self.floor, Sequence):
-            object.__setattr__(self, "floor", tuple(self.floor))  # so that equal settings compare equal
+            object.__setattr__(self, "floor", tuple(self.floor))  # so that equal settings read alike
         for floor in self._floors(1):
             if floor is not None:
                 require_number("floor", floor, above=0)
@@ -141,7 +141,7 @@ def _group_names(name: str, optimizer: Optimizer) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name}.{i}" for i in range(len(groups))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LearningRate(OptimizerField):
     """Explore the learning rate.
 
@@ -155,7 +155,7 @@ class LearningRate(OptimizerField):
     is_scheduled = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightDecay(OptimizerField):
     """Explore the weight decay; groups that have none (zero) are left alone."""
 
@@ -166,7 +166,7 @@ class WeightDecay(OptimizerField):
     skips_zero = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Momentum(OptimizerField):
     """Explore the momentum of SGD or beta1 of Adam, as one minus it: 0.9 with spread 0.5 is 0.85 to 0.95."""
 
@@ -178,7 +178,7 @@ class Momentum(OptimizerField):
     is_complement = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Beta2(OptimizerField):
     """Explore beta2 of Adam, as one minus it: 0.999 with spread 1 on the log scale is 0.998 to 0.9995."""
 
@@ -191,7 +191,7 @@ class Beta2(OptimizerField):
     is_complement = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Epsilon(OptimizerField):
     """Explore the epsilon of Adam, on the log scale."""
 

@@ -15,7 +15,7 @@ from hdet.hyperparameters.spreading import Spreading, read_number
 __all__ = ["Scalar"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Named:
     # Fields of a first base come first, so that the name can be given first.
     name: str
@@ -23,7 +23,7 @@ class _Named:
     set: Callable[[float], None] = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scalar(Spreading, _Named):
     """Explore anything: a name, a function that reads it, one that writes it.
 

@@ -15,7 +15,7 @@ from hdet.hyperparameters.fields import Field
 __all__ = ["Spreading", "read_number"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spreading:
     """Base of all hyperparameters: how far replicas differ."""
 
