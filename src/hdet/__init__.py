@@ -7,6 +7,7 @@ from hdet.core.controller import Controller
 from hdet.ensemble import Ensemble, warm_start
 from hdet.errors import (
     AllReplicasFailedError,
+    CannotVectorizeError,
     ConfigurationMismatchError,
     HdetError,
     HdetWarning,
@@ -37,6 +38,7 @@ __all__ = [
     "AttentionScale",
     "AttentionTemperature",
     "Beta2",
+    "CannotVectorizeError",
     "ConfigurationMismatchError",
     "Controller",
     "Dropout",

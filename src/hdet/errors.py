@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AllReplicasFailedError",
+    "CannotVectorizeError",
     "ConfigurationMismatchError",
     "HdetError",
     "HdetWarning",
@@ -23,6 +24,10 @@ class ConfigurationMismatchError(HdetError, ValueError):
 
 class AllReplicasFailedError(HdetError, RuntimeError):
     """No replica has finite parameters and a finite loss: there is nothing left to average."""
+
+
+class CannotVectorizeError(HdetError, RuntimeError):
+    """The model or its loss does something that cannot be done for all virtual replicas at once."""
 
 
 class HdetWarning(UserWarning):

@@ -200,7 +200,7 @@ class Ensemble:
     @property
     def values(self) -> dict[str, float]:
         """What this replica uses."""
-        return {dial.name: dial.value(dial.base, dial.multiplier) for dial in self._dials}
+        return {dial.name: dial.value_with(dial.multiplier) for dial in self._dials}
 
     @property
     def multipliers(self) -> dict[str, float]:
@@ -395,7 +395,7 @@ class Ensemble:
 
     def _measure_and_converge(self, *, ends_round: bool = True) -> RoundRecord:
         clock = _Clock()
-        round_index = (self.num_steps - 1) // self.sync_every
+        round_index = max(0, self.num_steps - 1) // self.sync_every
         record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
         probe_loss = None
         if self._probe is not None and ends_round:
@@ -416,7 +416,7 @@ class Ensemble:
         record.positions = self._positions(round_index)
         for dial in self._dials:
             multipliers = record.multipliers[dial.name] = dial.multipliers(record.positions[dial.name])
-            record.values[dial.name] = [dial.value(dial.base, multiplier) for multiplier in multipliers]
+            record.values[dial.name] = [dial.value_with(multiplier) for multiplier in multipliers]
             if self._keeps_trace:
                 # At a sync the plan has not moved on yet; within a round its newest value is not used yet.
                 record.base_trace |= dial.take_trace(keep_newest=not ends_round)

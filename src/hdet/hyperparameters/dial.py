@@ -81,6 +81,10 @@ class Dial:
         """The shared value of the first field, on the host."""
         return self._bases()[0]
 
+    def value_with(self, multiplier: float) -> float:
+        """What a replica with this multiplier uses."""
+        return self._bounded(self.value(self.base, multiplier))
+
     def value(self, base: float, factor: float) -> float:
         """``base`` times ``factor``, on the scale of the dial."""
         return 1 - (1 - base) * factor if self._is_complement else base * factor

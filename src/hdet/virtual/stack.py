@@ -12,15 +12,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from hdet.errors import HdetError
+from hdet.errors import CannotVectorizeError
 
-__all__ = ["CannotVectorizeError", "Stack"]
+__all__ = ["Stack"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
-
-
-class CannotVectorizeError(HdetError, RuntimeError):
-    """The model or its loss does something that cannot be done for all replicas at once."""
 
 
 class _Calls(nn.Module):

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.virtual.stack import CannotVectorizeError
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +70,7 @@ class Branches(nn.Linear):
 
 
 def test_what_cannot_be_vectorized_is_named_and_runs_one_by_one() -> None:
-    with pytest.raises(CannotVectorizeError, match=r"item\(\).*vectorize=False"):
+    with pytest.raises(hdet.CannotVectorizeError, match=r"item\(\).*vectorize=False"):
         build(Branches(3, 2)).step(torch.ones(5, 3))
     build(Branches(3, 2), vectorize=False).step(torch.ones(5, 3))
 
