@@ -402,6 +402,30 @@ def test_momentum_never_reaches_one(form: str) -> None:
         assert seen[-1] > 0.98
 
 
+def there_and_back(rank: int) -> tuple[float, float]:
+    """Larger is better for 60 rounds, then smaller: the base must leave its bound again."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.0, weight_decay=0.1)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        explore=[hdet.WeightDecay(0.5, bounds=(0.01, 0.3))],
+        sync_every=1,
+        controller=hdet.Controller(step_size=1.0, momentum=0.5),
+    )
+    bases = []
+    for sign in (-1.0, 1.0):
+        for _ in range(60):
+            optimizer.step()
+            ensemble.step(1.0 + sign * ensemble.positions["weight_decay"])
+        bases.append(ensemble.base["weight_decay"])
+    return bases[0], bases[1]
+
+
+def test_a_base_at_its_bound_comes_back() -> None:
+    high, low = run_replicas(there_and_back, 2)[0]
+    assert 0.2 < high < 0.3
+    assert 0.01 < low < 0.05
+
+
 def scheduled_within_bounds(rank: int) -> list[tuple[float, float]]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
     ensemble = hdet.Ensemble(

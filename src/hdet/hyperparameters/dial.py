@@ -81,9 +81,11 @@ class Dial:
         """The shared value of the first field, on the host."""
         return self._bases()[0]
 
-    def value_with(self, multiplier: float) -> float:
-        """What a replica with this multiplier uses."""
-        return self._bounded(self.value(self.base, multiplier))
+    def value_with(self, multiplier: float, field_index: int = 0) -> float:
+        """What a replica with this multiplier uses in a field."""
+        planned = self.value(self.fields[field_index].planned, self.correction)
+        base = planned if self.held is None else self.held[field_index]
+        return self._bounded(self.value(base, multiplier))
 
     def value(self, base: float, factor: float) -> float:
         """``base`` times ``factor``, on the scale of the dial."""
@@ -137,12 +139,15 @@ class Dial:
     def correct(self, state: ControllerState) -> None:
         """Let the plan go on, multiplied by the controller's correction (log form)."""
         correction = math.exp(state.base)
-        allowed = correction
-        if self.fields[0].is_static:  # a plan that moves by itself may leave the bounds and come back
-            allowed = self._allowed(correction, [field.planned for field in self.fields])
-        if allowed != correction:
-            state = ControllerState(math.log(allowed), state.velocity)
-        self.correction = allowed
+        if self.bounds is not None:
+            # Measured from where the base is: a plan that has left the bounds by itself is not pulled back,
+            # it is only not pushed further out.
+            factor = correction / self.correction
+            allowed = self._allowed(factor, [self.value(f.planned, self.correction) for f in self.fields])
+            if allowed != factor:
+                correction = self.correction * allowed
+                state = ControllerState(math.log(correction), state.velocity)
+        self.correction = correction
         self.control = state
 
     # --- records and checkpoints ---------------------------------------------------------------------

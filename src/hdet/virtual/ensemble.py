@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -99,9 +100,12 @@ class VirtualEnsemble:
                 "pass a tuple or a tensor for one batch that all replicas share"
             )
         engine = self.engine
-        losses, gradients = self._stack.losses_and_gradients(
-            batch, is_common=is_common, before=engine.put_static_values_of
-        )
+        try:
+            losses, gradients = self._stack.losses_and_gradients(
+                batch, is_common=is_common, before=engine.put_static_values_of
+            )
+        finally:
+            engine.put_static_bases()
         if self._gradients == "shared":
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
         self._num_updates += 1
@@ -130,6 +134,10 @@ class VirtualEnsemble:
         return {
             "engine": self.engine.state_dict(),
             "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self.engine.optimizer.state_dict()["param_groups"]
+            ],
             "moments": [{name: m.clone() for name, m in moments.items()} for moments in self._moments],
             "num_updates": self._num_updates,
         }
@@ -145,6 +153,10 @@ class VirtualEnsemble:
                 mean = value.mean(dim=0, keepdim=True).expand(self._num_replicas, -1)
                 moments[name] = (value if same else mean).clone()
         self._num_updates = state_dict["num_updates"]
+        optimizer_state = self.engine.optimizer.state_dict()
+        for group, saved in zip(optimizer_state["param_groups"], state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self.engine.optimizer.load_state_dict(optimizer_state)
         self.engine.load_state_dict(state_dict["engine"])
 
 
@@ -167,6 +179,7 @@ class _Engine(Ensemble):
         self._loss_sums: Tensor | None = None
         probe = None if score is None else (lambda: 0.0)  # tells that there is one; see _exchange
         super().__init__(optimizer, replicas=Replicas(0, num_replicas), probe=probe, **settings)
+        self._has_rounds = True  # without a spread too: the user's model is written at syncs
 
     @property
     def dials(self) -> list[Any]:
@@ -192,24 +205,40 @@ class _Engine(Ensemble):
             shared["beta1"], shared["beta2"] = group["betas"]
         columns = {key: [float(value)] * self.replicas.count for key, value in shared.items()}
         for dial in self._dials:
-            for field in dial.fields:
+            for i, field in enumerate(dial.fields):
                 if not field.is_static and field.group_index == index:
-                    key = field.column
-                    base = columns[key][0]
-                    columns[key] = [dial.value(base, rho) for rho in self._rows[dial.name]]
+                    columns[field.column] = [dial.value_with(rho, i) for rho in self._rows[dial.name]]
+        dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
         return {
-            key: torch.tensor(values, dtype=matrix.dtype, device=matrix.device).unsqueeze(1)
+            key: torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)
             for key, values in columns.items()
         }
 
     def put_static_values_of(self, replica: int) -> None:
         """Before a replica's own pass: put its values where the model reads them."""
+        self._put_static({name: row[replica] for name, row in self._rows.items()})
+
+    def put_static_bases(self) -> None:
+        """After it: put the shared values there."""
+        self._put_static(dict.fromkeys(self._rows, 1.0))
+
+    def _put_static(self, multipliers: dict[str, float]) -> None:
         static = [dial for dial in self._dials if dial.fields[0].is_static]
         if static:
             self._panel.put_plans()
             for dial in static:
-                dial.set_fields(self._rows[dial.name][replica])
+                dial.set_fields(multipliers[dial.name])
             self._panel.put_values()
+
+    @contextmanager
+    def base_values(self) -> Iterator[None]:
+        """The optimizer and the model hold the shared values already."""
+        yield
+
+    def restart_at(self, num_steps: int, *, narrow: bool = True) -> None:
+        """See :class:`Ensemble`."""
+        self._loss_sums = None
+        super().restart_at(num_steps, narrow=narrow)
 
     # --- a round -------------------------------------------------------------------------------------
 
@@ -230,7 +259,10 @@ class _Engine(Ensemble):
         self._loss_sums = None
         probes = None
         if probe_loss is not None and self._score is not None:
-            probes = self._stack.scores(self._score, self.put_static_values_of)
+            try:
+                probes = self._stack.scores(self._score, self.put_static_values_of)
+            finally:
+                self.put_static_bases()
         return self._measure.take(
             self.num_steps,
             losses=[LossSum(*column) for column in sums.t().tolist()],

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 __all__ = ["Hyper", "Moments", "rule_for"]
 
 Hyper = Mapping[str, Tensor]
-"""Hyperparameters of one parameter group; each a column with one entry per replica."""
+"""Hyperparameters of one parameter group; each a column in double precision, one entry per replica."""
 
 Moments = dict[str, Tensor]
 
@@ -50,15 +50,18 @@ def sgd(
     flags: Mapping[str, object],
 ) -> None:
     """Stochastic gradient descent, with momentum where it is above zero."""
-    direction = gradient + hyper["weight_decay"] * parameters
+    lr, decay = (_working(hyper[key], parameters) for key in ("lr", "weight_decay"))
+    direction = gradient + decay * parameters
     if flags["has_momentum"]:
+        momentum = _working(hyper["momentum"], parameters)
         if "momentum_buffer" in moments:
             buffer = moments["momentum_buffer"]
-            buffer.mul_(hyper["momentum"]).add_((1 - hyper["dampening"]) * direction)
+            buffer.mul_(momentum).add_(_working(1 - hyper["dampening"], parameters) * direction)
         else:
-            buffer = moments["momentum_buffer"] = direction.expand_as(parameters).clone()
-        direction = direction + hyper["momentum"] * buffer if flags["nesterov"] else buffer
-    parameters.sub_(hyper["lr"] * direction)
+            buffer = direction.expand_as(parameters).to(parameters.dtype, copy=True)
+            moments["momentum_buffer"] = buffer
+        direction = direction + momentum * buffer if flags["nesterov"] else buffer
+    parameters.sub_(lr * direction)
 
 
 def adam(
@@ -70,20 +73,28 @@ def adam(
     flags: Mapping[str, object],
 ) -> None:
     """Adam with coupled, AdamW with decoupled weight decay."""
-    beta1, beta2 = hyper["beta1"], hyper["beta2"]
     if "exp_avg" not in moments:
         moments["exp_avg"] = torch.zeros_like(parameters)
         moments["exp_avg_sq"] = torch.zeros_like(parameters)
     first, second = moments["exp_avg"], moments["exp_avg_sq"]
+    beta1, beta2 = hyper["beta1"], hyper["beta2"]
     if flags["is_decoupled"]:
-        parameters.mul_(1 - hyper["lr"] * hyper["weight_decay"])
+        parameters.mul_(_working(1 - hyper["lr"] * hyper["weight_decay"], parameters))
     else:
-        gradient = gradient + hyper["weight_decay"] * parameters
-    first.lerp_(gradient.expand_as(first), 1 - beta1)
+        gradient = gradient + _working(hyper["weight_decay"], parameters) * parameters
+    first.mul_(_working(beta1, parameters)).add_(_working(1 - beta1, parameters) * gradient)
     # One scratch matrix for all that follows: fresh memory would cost more than the arithmetic.
-    scratch = torch.square(gradient).expand_as(second).contiguous()
-    second.mul_(beta2).add_(scratch.mul_(1 - beta2))
-    torch.sqrt(second, out=scratch)
-    scratch.div_((1 - beta2**step).sqrt()).add_(hyper["eps"])
+    scratch = torch.square(gradient) * _working(1 - beta2, parameters)
+    second.mul_(_working(beta2, parameters)).add_(scratch)
+    scratch.copy_(second).sqrt_()
+    scratch.div_(_working((1 - beta2**step).sqrt(), parameters)).add_(_working(hyper["eps"], parameters))
     torch.div(first, scratch, out=scratch)
-    parameters.sub_(scratch.mul_(hyper["lr"] / (1 - beta1**step)))
+    parameters.sub_(scratch.mul_(_working(hyper["lr"] / (1 - beta1**step), parameters)))
+
+
+def _working(column: Tensor, parameters: Tensor) -> Tensor:
+    """A column in the precision of the arithmetic: half precisions are computed in float32.
+
+    In bfloat16 a beta of 0.999 would be one.
+    """
+    return column.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)

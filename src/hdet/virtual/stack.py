@@ -26,8 +26,9 @@ class _Calls(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        return function(self.model, *arguments)
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
+        # Buffers are returned too: a model may change them in place or put new ones in their place.
+        return function(self.model, *arguments), dict(self.named_buffers())
 
 
 class Stack:
@@ -58,9 +59,16 @@ class Stack:
                     f"optimizer must hold parameters of the model only, got {len(missing)} others in group "
                     f"{i}: build it from model.parameters()"
                 )
-            flat = torch.cat([p.detach().reshape(-1) for p in group["params"]])
+            trained = [p for p in group["params"] if p.requires_grad]
+            kinds = {(p.dtype, p.device) for p in trained}
+            if len(kinds) != 1:
+                raise ValueError(
+                    "optimizer groups must hold trainable parameters of one precision and device each with "
+                    f"virtual replicas, got {sorted(map(str, kinds))} in group {i}: split the group"
+                )
+            flat = torch.cat([p.detach().reshape(-1) for p in trained])
             self.matrices.append(flat.expand(num_replicas, -1).clone())
-            self._places.append([(names[p], p.shape) for p in group["params"]])
+            self._places.append([(names[p], p.shape) for p in trained])
         # Gradients have the same layout, and keep their memory from step to step.
         self._gradient_matrices = [torch.empty_like(matrix) for matrix in self.matrices]
         held = {name for places in self._places for name, _ in places}
@@ -90,11 +98,14 @@ class Stack:
     def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
             arguments = (self._loss, batch)
-            loss = functional_call(self._calls, {**self._fixed, **trained, **buffers}, arguments)
-            return loss, buffers  # changed in place by layers such as BatchNorm
+            state = {**self._fixed, **trained, **buffers}
+            loss, changed = functional_call(self._calls, state, arguments)
+            return _scalar(loss), changed
 
         if not is_common:
-            batches = pytree.tree_map(lambda *leaves: torch.stack(leaves), *batches)
+            batches = pytree.tree_map(
+                lambda *leaves: torch.stack(list(map(torch.as_tensor, leaves))), *batches
+            )
         every = vmap(
             grad_and_value(one, has_aux=True),
             in_dims=(0, 0, None if is_common else 0),
@@ -121,11 +132,17 @@ class Stack:
         for r in range(self._num_replicas):
             before(r)
             leaves = {name: view[r].detach().requires_grad_() for name, view in views.items()}
-            state = {**self._fixed, **leaves, **{name: b[r] for name, b in self.buffers.items()}}
+            buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
+            state = {**self._fixed, **leaves, **buffers}
             with torch.enable_grad():
-                loss = functional_call(self._calls, state, (self._loss, batches if is_common else batches[r]))
+                arguments = (self._loss, batches if is_common else batches[r])
+                loss, changed = functional_call(self._calls, state, arguments)
+                loss = _scalar(loss)
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             losses.append(loss.detach())
+            for name, buffer in changed.items():
+                if buffer is not buffers[name]:
+                    self.buffers[name][r].copy_(buffer.detach())
             for name, gradient in zip(leaves, found, strict=True):
                 if gradient is None:
                     gradients[name][r].zero_()
@@ -147,7 +164,8 @@ class Stack:
                 before(r)
                 state = {**self._fixed, **{n: v[r] for n, v in views.items()}}
                 state |= {n: b[r].clone() for n, b in self.buffers.items()}
-                result.append(float(functional_call(self._calls, state, (score,))))
+                value, _ = functional_call(self._calls, state, (score,))
+                result.append(float(value))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -161,7 +179,8 @@ class Stack:
     @torch.no_grad()
     def average_(self, included: Sequence[int], others: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over the included ones, and the template too."""
-        floating = [b for b in self.buffers.values() if b.is_floating_point()]
+        # Constants stay as they are: a mean of equal values may differ in its last bit.
+        floating = [b for b in self.buffers.values() if b.is_floating_point() and not (b == b[:1]).all()]
         for matrix in (*self.matrices, *others, *floating):
             rows = matrix if len(included) == self._num_replicas else matrix[list(included)]
             matrix.copy_(rows.mean(dim=0, keepdim=True).expand_as(matrix))
@@ -190,3 +209,10 @@ class Stack:
             for part, (name, shape) in zip(parts, places, strict=True):
                 views[name] = part.view(self._num_replicas, *shape)
         return views
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss must return a tensor with one element, got {shape}: return its mean")
+    return loss.reshape(())

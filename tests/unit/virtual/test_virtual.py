@@ -179,3 +179,147 @@ def test_bad_optimizers_and_batches() -> None:
             hdet.VirtualEnsemble(model, optimizer, loss_of)
     with pytest.raises(ValueError, match="a list of 4 batches, one per replica, got 2"):
         build(model).step([torch.ones(5, 3)] * 2)
+
+
+def test_frozen_parameters_stay() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    for vectorize in (True, False):
+        ensemble = build(model, vectorize=vectorize)
+        for _ in range(3):
+            ensemble.step(torch.ones(5, 3))
+        assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("gradients", ["shared", "local"])
+def test_without_a_spread_the_model_is_trained_and_averaged(gradients: Any) -> None:
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    ensemble = build(model, gradients=gradients, explore=[hdet.LearningRate(0.0)])
+    for t in range(4):
+        ensemble.step(
+            [torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
+        )
+    ensemble.converge()
+    assert not torch.equal(model.weight, before)
+    rows = ensemble._stack.matrices[0]
+    assert torch.equal(rows[0], rows[3])
+
+
+def test_half_precision_trains_like_torch() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).bfloat16()
+    plain = nn.Linear(3, 2).bfloat16()
+    plain.load_state_dict(model.state_dict())
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    ensemble = build(model, explore=[hdet.LearningRate(0.0)])
+    x = torch.ones(5, 3, dtype=torch.bfloat16)
+    for _ in range(6):
+        ensemble.step(x)
+        optimizer.zero_grad()
+        loss_of(plain, x).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.weight, plain.weight, rtol=0.02, atol=0.01)
+
+
+def test_a_resume_restores_what_is_not_explored() -> None:
+    def build_cycled() -> tuple[hdet.VirtualEnsemble, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)  # cycles beta1 too
+        explore = [hdet.WeightDecay()]
+        settings: dict[str, Any] = {
+            "scheduler": scheduler,
+            "explore": explore,
+            "num_replicas": 4,
+            "sync_every": 3,
+        }
+        return hdet.VirtualEnsemble(model, optimizer, loss_of, **settings), optimizer
+
+    first, optimizer = build_cycled()
+    for _ in range(6):
+        first.step(torch.ones(5, 3))
+    second, loaded = build_cycled()
+    second.load_state_dict(first.state_dict())
+    for key in ("lr", "betas", "weight_decay"):
+        assert loaded.param_groups[0][key] == optimizer.param_groups[0][key]
+    for ensemble in (first, second):
+        for _ in range(3):
+            ensemble.step(torch.ones(5, 3))
+    assert torch.equal(first.model.weight, second.model.weight)  # pyright: ignore[reportArgumentType]
+
+
+def test_going_back_forgets_the_abandoned_losses() -> None:
+    records = hdet.Records()
+    ensemble = build(nn.Linear(3, 2), records=records)
+    for _ in range(3):
+        ensemble.step(torch.ones(5, 3))
+    state = ensemble.state_dict()
+    ensemble.step(100 * torch.ones(5, 3))
+    ensemble.load_state_dict(state)
+    for _ in range(3):
+        ensemble.step(torch.zeros(5, 3))
+    assert max(loss for loss in records[-1].losses if loss is not None) < 10
+
+
+def test_bounds_hold_in_every_row() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        optimizer,
+        loss_of,
+        num_replicas=2,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 + t),
+        explore=[hdet.LearningRate(0.3, bounds=(0.01, 0.3))],
+        sync_every=10,
+    )
+    for _ in range(4):
+        column = ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"]
+        assert column.max() <= 0.3 and column.min() >= 0.01
+        ensemble.step(torch.zeros(5, 3))
+
+
+def test_base_values_change_nothing_for_later_steps() -> None:
+    ensemble = build(nn.Linear(3, 2))
+    before = ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"]
+    with ensemble.engine.base_values():
+        pass
+    assert torch.equal(ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"], before)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_buffers_that_are_replaced_are_kept(vectorize: bool) -> None:
+    class Counts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n = self.n + 1
+            return super().forward(x)
+
+    model = Counts()
+    ensemble = build(model, vectorize=vectorize)
+    for _ in range(3):
+        ensemble.step(torch.ones(5, 3))
+    assert model.n == 3
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_a_loss_that_is_no_scalar_is_refused_before_anything_changes(vectorize: bool) -> None:
+    model = nn.Linear(3, 2)
+    ensemble = build(model, vectorize=vectorize, loss=lambda m, x: m(x).square().mean(dim=0))
+    before = ensemble._stack.matrices[0].clone()
+    with pytest.raises(ValueError, match=r"one element, got \(2,\): return its mean"):
+        ensemble.step(torch.ones(5, 3))
+    assert torch.equal(ensemble._stack.matrices[0], before)
+
+
+def test_after_a_step_the_model_reads_the_shared_rate() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3))
+    ensemble = build(model, explore=[hdet.Dropout(model)], vectorize=False)
+    ensemble.step(torch.ones(5, 3))
+    assert model[1].p == 0.3
