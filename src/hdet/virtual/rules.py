@@ -19,7 +19,8 @@ Hyper = Mapping[str, Tensor]
 Moments = dict[str, Tensor]
 
 Rule = Callable[[Tensor, Tensor, Moments, Hyper, int, Mapping[str, object]], None]
-"""``rule(parameters, gradient, moments, hyper, step, flags)`` changes parameters and moments in place."""
+"""``rule(parameters, gradient, moments, hyper, step, flags)`` changes parameters and moments in place, and
+may use the gradient's memory."""
 
 
 def rule_for(optimizer: Optimizer) -> Rule:
@@ -82,9 +83,16 @@ def adam(
         parameters.mul_(_working(1 - hyper["lr"] * hyper["weight_decay"], parameters))
     else:
         gradient = gradient + _working(hyper["weight_decay"], parameters) * parameters
-    first.mul_(_working(beta1, parameters)).add_(_working(1 - beta1, parameters) * gradient)
-    # One scratch matrix for all that follows: fresh memory would cost more than the arithmetic.
-    scratch = torch.square(gradient) * _working(1 - beta2, parameters)
+    rate = _working(1 - beta1, parameters)
+    if first.dtype == rate.dtype:
+        first.lerp_(gradient.expand_as(first), rate)
+    else:
+        first.mul_(_working(beta1, parameters)).add_(rate * gradient)
+    # One matrix serves for all that follows, the gradient itself if it has a row for every replica: fresh
+    # memory would cost more than the arithmetic.
+    is_own = gradient.shape == parameters.shape and gradient.dtype == rate.dtype
+    scratch = gradient if is_own else gradient.to(rate.dtype).expand_as(parameters).clone()
+    scratch.square_().mul_(_working(1 - beta2, parameters))
     second.mul_(_working(beta2, parameters)).add_(scratch)
     scratch.copy_(second).sqrt_()
     scratch.div_(_working((1 - beta2**step).sqrt(), parameters)).add_(_working(hyper["eps"], parameters))
