@@ -342,19 +342,23 @@ class Ensemble:
 
     def _advance(self, panel: Panel) -> None:
         """Let the schedule write its next plan, then put this replica's values in its place."""
-        at_sync = panel is self._panel
-        if not self._plan_is_closed_form and panel.put_plans(compare_tensors=at_sync):
-            self._warn_once(
-                "changed outside",
-                "a hyperparameter was changed by somebody else since the last step, so replicas did not use "
-                "their own values: give the schedule to the ensemble (scheduler=...) and do not step it or "
-                "write values yourself",
-                HdetWarning,
-            )
-        # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
-        is_over = self.total_steps is not None and self.num_steps >= self.total_steps
-        if self.scheduler is not None and (self._plan_is_closed_form or not is_over):
+        if self._plan_is_closed_form:
+            assert self.scheduler is not None
             self.scheduler.step()
+        else:
+            # Comparing tensors waits for the device, so it is done at syncs only.
+            if panel.put_plans(compare_tensors=panel is self._panel):
+                self._warn_once(
+                    "changed outside",
+                    "a hyperparameter was changed by somebody else since the last step, so replicas did not "
+                    "use their own values: give the schedule to the ensemble (scheduler=...) and do not step "
+                    "it or write values yourself",
+                    HdetWarning,
+                )
+            # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
+            is_over = self.total_steps is not None and self.num_steps >= self.total_steps
+            if self.scheduler is not None and not is_over:
+                self.scheduler.step()
         panel.put_values(is_traced=self._keeps_trace)
 
     def _assign_multipliers(self, *, narrow: bool = True) -> None:
