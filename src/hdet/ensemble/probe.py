@@ -24,10 +24,9 @@ def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> f
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
     accelerator = torch.accelerator.current_accelerator()
     # fork_rng restores the CPU generator and those of the devices named.
-    devices = (
-        [] if accelerator is None or accelerator.type == "mps" else [torch.accelerator.current_device_index()]
-    )
-    kind = "cuda" if accelerator is None else accelerator.type
+    devices, kind = [], "cuda"
+    if accelerator is not None and accelerator.type != "mps":
+        devices, kind = [torch.get_device_module(accelerator).current_device()], accelerator.type
     try:
         for module, _ in modes:
             module.training = False
