@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReplicaError", "run_replicas"]
+__all__ = ["ReplicaError", "end_processes", "run_replicas"]
 
 
 class ReplicaError(AssertionError):
@@ -52,11 +52,16 @@ def run_replicas(
     return [result for _, result in answers]
 
 
+def end_processes() -> None:
+    """End all processes: the next call starts new ones."""
+    for worker in _workers:
+        worker.process.kill()
+    _workers.clear()
+
+
 def _receive(worker: _Worker, timeout_seconds: float) -> tuple[bool, Any]:
     if not worker.connection.poll(timeout_seconds):
-        for each in _workers:
-            each.process.kill()
-        _workers.clear()
+        end_processes()
         raise ReplicaError(f"no answer within {timeout_seconds} s: a collective hangs")
     return pickle.loads(worker.connection.recv_bytes())
 

@@ -177,7 +177,8 @@ class _Engine(Ensemble):
         self._stack, self._virtual_moments, self._score = stack, virtual_moments, score
         self._has_local_gradients = has_local_gradients
         self._loss_sums: Tensor | None = None
-        probe = None if score is None else (lambda: 0.0)  # tells that there is one; see _exchange
+        self._scores: list[float] = []
+        probe = None if score is None else self._score_all
         super().__init__(optimizer, replicas=Replicas(0, num_replicas), probe=probe, **settings)
         self._has_rounds = True  # without a spread too: the user's model is written at syncs
 
@@ -254,20 +255,23 @@ class _Engine(Ensemble):
     def _has_others(self) -> bool:
         return self.replicas.count > 1
 
+    def _score_all(self) -> float:
+        """What the engine calls as its probe: it keeps every row's score, and the number is not used."""
+        assert self._score is not None
+        try:
+            self._scores = self._stack.scores(self._score, self.put_static_values_of)
+        finally:
+            self.put_static_bases()
+        return 0.0
+
     def _exchange(self, probe_loss: float | None) -> dict[int, str]:
         sums = torch.zeros(3, self.replicas.count) if self._loss_sums is None else self._loss_sums
         self._loss_sums = None
-        probes = None
-        if probe_loss is not None and self._score is not None:
-            try:
-                probes = self._stack.scores(self._score, self.put_static_values_of)
-            finally:
-                self.put_static_bases()
         return self._measure.take(
             self.num_steps,
             losses=[LossSum(*column) for column in sums.t().tolist()],
             are_healthy=self._stack.are_finite(),
-            probes=probes,
+            probes=None if probe_loss is None else self._scores,
         )
 
     def _converge(self, excluded: dict[int, str]) -> None:

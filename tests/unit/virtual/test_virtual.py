@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from typing import Any
 
 import pytest
@@ -118,6 +119,22 @@ def test_replicas_are_compared_by_the_probe() -> None:
     for _ in range(3):
         ensemble.step([torch.randn(5, 3) for _ in range(4)])
     assert len(set(records[0].probes)) == 4
+
+
+def test_the_time_and_the_draws_of_a_probe_are_its_own() -> None:
+    records = hdet.Records()
+
+    def slow_probe(model: nn.Module) -> torch.Tensor:
+        end = time.perf_counter() + 0.01
+        while time.perf_counter() < end:
+            torch.rand(1)
+        return loss_of(model, torch.ones(2, 3))
+
+    ensemble = build(nn.Linear(3, 2), records=records, sync_every=1, probe=slow_probe)
+    state = torch.get_rng_state()
+    ensemble.step(torch.ones(5, 3))
+    assert records[0].milliseconds["probe"] >= 40  # four replicas
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("stop_at", [3, 5])
