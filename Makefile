@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test lint bench clean
+.PHONY: help install run test lint bench browser picture clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -16,8 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
 	@touch $@
 
-run: $(STAMP)    ## Train a small language model on four replicas; records land in runs/.
-	$(BIN)/torchrun --standalone --nproc-per-node 4 examples/charlm.py
+run: $(STAMP)    ## Train a feed ranker on 8 virtual replicas from a learning rate 10x too low.
+	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111
 
 test: lint       ## Lint, type-check and run every test.
 	$(BIN)/pytest
@@ -30,6 +30,13 @@ lint: $(STAMP)   ## Lint, format check, type check, import layers.
 
 bench: $(STAMP)  ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks
+
+browser:         ## Install the browser in which the report is tested (Debian and Ubuntu, as root).
+	apt-get update -qq && apt-get install -y -qq chromium
+
+picture: $(STAMP) ## Make the README's picture of a report again.
+	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111 --out runs/picture --overwrite
+	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png
 
 clean:           ## Remove .venv and caches; runs/ stays.
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

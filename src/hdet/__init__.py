@@ -3,7 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hdet.core.anchored import AnchoredController
 from hdet.core.controller import Controller
+from hdet.core.scout import Scout
 from hdet.ensemble import Ensemble, warm_start
 from hdet.errors import (
     AllReplicasFailedError,
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
         ModuleAttribute,
     )
     from hdet.hyperparameters.scalar import Scalar
+    from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
     from hdet.virtual import VirtualEnsemble
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllReplicasFailedError",
+    "AnchoredController",
     "AttentionScale",
     "AttentionTemperature",
     "Beta2",
@@ -50,6 +54,7 @@ __all__ = [
     "JsonlSink",
     "LabelSmoothing",
     "LearningRate",
+    "MLflowSink",
     "ModuleAttribute",
     "Momentum",
     "NoEffectWarning",
@@ -59,7 +64,11 @@ __all__ = [
     "ReplayLR",
     "RoundRecord",
     "Scalar",
+    "Scout",
+    "Tee",
+    "TensorBoardSink",
     "VirtualEnsemble",
+    "WandbSink",
     "WeightDecay",
     "__version__",
     "export_schedule",
@@ -75,8 +84,12 @@ _LAZY = {
     "Dropout": "hdet.hyperparameters.modules",
     "LabelSmoothing": "hdet.hyperparameters.modules",
     "ModuleAttribute": "hdet.hyperparameters.modules",
+    "MLflowSink": "hdet.telemetry.trackers",
     "Scalar": "hdet.hyperparameters.scalar",
+    "Tee": "hdet.telemetry.trackers",
+    "TensorBoardSink": "hdet.telemetry.trackers",
     "VirtualEnsemble": "hdet.virtual",
+    "WandbSink": "hdet.telemetry.trackers",
 }
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hdet.core.anchored import AnchoredController
 from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
@@ -17,7 +18,7 @@ from hdet.errors import HdetWarning
 from hdet.hyperparameters import Dial
 from hdet.telemetry import RecordSink
 
-__all__ = ["check_arguments", "check_controller"]
+__all__ = ["check_anchored", "check_arguments", "check_controller"]
 
 
 def check_arguments(
@@ -72,10 +73,10 @@ def check_arguments(
                 f"{type(h).__name__}"
             )
     require_count("sync_every", sync_every)
-    if controller is not None and not isinstance(controller, Controller):
+    if controller is not None and not isinstance(controller, Controller | AnchoredController):
         raise TypeError(
-            f"controller must be an hdet.Controller or None, got {controller!r} of type "
-            f"{type(controller).__name__}"
+            "controller must be an hdet.Controller, an hdet.AnchoredController or None, got "
+            f"{controller!r} of type {type(controller).__name__}"
         )
     if total_steps is not None:
         require_count("total_steps", total_steps)
@@ -90,6 +91,26 @@ def check_arguments(
     require_choice("moments", moments, ("auto", "average", "keep"))
     if probe is not None and not callable(probe):
         raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
+
+
+def check_anchored(
+    controller: AnchoredController, dials: Sequence[Dial], *, total_steps: int | None, explores: bool
+) -> None:
+    """Raise if the anchored controller could not do its work here."""
+    if total_steps is None:
+        raise ValueError(
+            "total_steps must be given for an AnchoredController, got None: it needs the length of the run"
+        )
+    if not dials:
+        raise ValueError(
+            "explore must hold an hdet.LearningRate for an AnchoredController to move, got none: add "
+            "hdet.LearningRate(spread=0)"
+        )
+    if controller.copy_on_cpu and explores:
+        raise ValueError(
+            "copy_on_cpu must be False where replicas differ, got True: their copies are averaged on the "
+            "device; set every spread to 0, or leave it out"
+        )
 
 
 def check_controller(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +15,16 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 
+from hdet.core.anchored import AnchoredController
 from hdet.core.assign import assign
-from hdet.core.controller import Controller
-from hdet.ensemble.arguments import check_arguments, check_controller
+from hdet.core.controller import Controller, ControllerState
+from hdet.core.scout import Scout
+from hdet.ensemble.anchor import Anchor, decay_terms
+from hdet.ensemble.arguments import check_anchored, check_arguments, check_controller
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
+from hdet.ensemble.scouting import Scouting, check_scout, is_adaptive, set_local_gradients
+from hdet.ensemble.snapshot import Snapshot
 from hdet.ensemble.steering import Steering, steer
 from hdet.ensemble.tensors import Buffers, averaged_tensors, layout_text, moments_differ, moments_of
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
@@ -62,7 +68,8 @@ class Ensemble:
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
-        controller: moves the base at syncs; None leaves it to the plan.
+        controller: moves the base: at syncs, by comparing replicas (:class:`hdet.Controller`), or by the
+            gradients' own signal (:class:`hdet.AnchoredController`); None leaves it to the plan.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -78,6 +85,9 @@ class Ensemble:
         probe: returns the loss on one batch that is the same for every replica. It is called at each sync
             before converging, with gradients off and ``model`` in evaluation mode, and scores the replicas
             instead of their training losses.
+        scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
+            the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
+            little faster afterwards, so that it ends with the last step all the same.
 
     >>> import torch
     >>> parameter = nn.Parameter(torch.zeros(2))
@@ -97,7 +107,7 @@ class Ensemble:
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
-        controller: Controller | None = None,
+        controller: Controller | AnchoredController | None = None,
         total_steps: int | None = None,
         replicas: dist.ProcessGroup | Replicas | None = None,
         seed: int = 0,
@@ -106,6 +116,7 @@ class Ensemble:
         assignment: Literal["random", "latin", "factorial"] = "random",
         moments: Literal["auto", "average", "keep"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
+        scout: Scout | None = None,
     ) -> None:
         if total_steps is None:
             total_steps = getattr(scheduler, "total_steps", None)
@@ -140,6 +151,11 @@ class Ensemble:
         self._assignment, self._probe = assignment, probe
         self._dials = _dials(explore, optimizer)
         self._positions(0)  # raises if the assignment does not fit
+        self._lr_dials = [dial for dial in self._dials if dial.is_scheduled]
+        if scout is not None:
+            check_scout(
+                scout, dials=self._lr_dials, model=model, replicas=self.replicas, total_steps=total_steps
+            )
         differ = moments_differ(optimizer, self._dials)
         self._averages_moments = moments == "average" or (moments == "auto" and differ)
         fields = [field for dial in self._dials for field in dial.fields]
@@ -147,7 +163,9 @@ class Ensemble:
         self._panel_of_step = Panel([field for field in fields if not field.is_static])
         self._explores = any(dial.spread > 0 for dial in self._dials)
         self._num_controlled_rounds = 0
-        if controller is not None:
+        if isinstance(controller, AnchoredController):
+            check_anchored(controller, self._lr_dials, total_steps=total_steps, explores=self._explores)
+        elif controller is not None:
             self._num_controlled_rounds = check_controller(
                 controller,
                 self._dials,
@@ -168,12 +186,13 @@ class Ensemble:
                 "assignment": assignment,
                 "moments": moments,
                 "probe": probe is not None,
+                "scout": scout,
                 "parameters": layout_text(averaged_tensors(optimizer, model) + self._buffers.tensors),
             },
         )
         # Records may be given to replica zero alone: every replica then takes part in its rounds.
         is_recorded = any(flag for (flag,) in exchange(self.replicas, [float(records is not None)]))
-        self._has_rounds = self._explores or controller is not None or is_recorded
+        self._has_rounds = self._explores or controller is not None or scout is not None or is_recorded
 
         # From here on things change.
         self._keeps_trace = records is not None and self.replicas.index == 0
@@ -182,13 +201,21 @@ class Ensemble:
         self._warned: set[str] = set()
         self._optimizer_steps_are_seen = False
         self._optimizer_has_stepped = False
+        self._anchor: Anchor | None = None
         self._hooks = [
+            optimizer.register_step_pre_hook(self._before_optimizer_step),
             optimizer.register_step_post_hook(self._after_optimizer_step),
             optimizer.register_state_dict_post_hook(self._after_optimizer_saved),
             optimizer.register_load_state_dict_post_hook(self._after_optimizer_loaded),
         ]
+        self._scout, self._scouting, self._snapshot = scout, None, None
+        self._num_scout_steps = 0
         self.restart_at(max(0, getattr(scheduler, "last_epoch", 0)))
         self._has_moved = True  # nobody knows whether replicas start equal (warm_start)
+        if scout is not None and self.num_steps == 0:
+            self._begin_scout(scout)
+        else:
+            self._begin_anchor()
 
     # --- what users call ---------------------------------------------------------------------------
 
@@ -243,6 +270,11 @@ class Ensemble:
                 HdetWarning,
             )
         self.num_steps += 1
+        if self._scouting is not None:
+            self._step_scout(self._scouting)
+            return
+        if self._anchor is not None:
+            self._step_anchor(self._anchor)
         if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
             record = self._sync()
             self._advance(self._panel)
@@ -253,8 +285,11 @@ class Ensemble:
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own.
 
-        Collective. Multipliers and the controller are left as they are.
+        Collective. Multipliers and the controller are left as they are. While the scout runs there is nothing
+        to average: its trials are thrown away.
         """
+        if self._scouting is not None:
+            return
         if self._has_rounds and (self._has_moved or self._converged_at != self.num_steps):
             self._write(self._measure_and_converge(ends_round=False))
 
@@ -282,7 +317,8 @@ class Ensemble:
         Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
         checkpoint is everybody's, and training resumes to the bit. Not collective.
         """
-        if self._explores and self._has_others and (self._has_moved or self._converged_at != self.num_steps):
+        is_apart = self._explores and self._scouting is None and self._has_others
+        if is_apart and (self._has_moved or self._converged_at != self.num_steps):
             warnings.warn(
                 "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
                 "this round's losses: call converge() on every replica before saving",
@@ -296,6 +332,12 @@ class Ensemble:
             "losses": [list(row) for row in self._measure.table],
             "dials": {dial.name: dial.state() for dial in self._dials},
         }
+        if self._scouting is not None:
+            state["scouting"] = self._scouting.state_dict()
+            state["snapshot"] = self._snapshot_state()
+        state["num_scout_steps"] = self._num_scout_steps
+        if self._anchor is not None:
+            state["anchor"] = self._anchor.state_dict()
         if hasattr(self.scheduler, "state_dict"):
             assert self.scheduler is not None
             state["scheduler"] = self.scheduler.state_dict()
@@ -313,7 +355,15 @@ class Ensemble:
             self.scheduler.load_state_dict(state_dict["scheduler"])
         for dial in self._dials:
             dial.load(state_dict["dials"][dial.name])
+        self._end_scout()
+        self._num_scout_steps = state_dict.get("num_scout_steps", 0)
         self.restart_at(state_dict["num_steps"], narrow=False)
+        if "scouting" in state_dict and self._scout is not None:
+            self._begin_scout(self._scout, state_dict["scouting"], state_dict["snapshot"])
+        else:
+            self._begin_anchor()
+            if self._anchor is not None and "anchor" in state_dict:
+                self._anchor.load_state_dict(state_dict["anchor"])
         self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
         self._measure.clear(state_dict["losses"])
 
@@ -343,8 +393,7 @@ class Ensemble:
     def _advance(self, panel: Panel) -> None:
         """Let the schedule write its next plan, then put this replica's values in its place."""
         if self._plan_is_closed_form:
-            assert self.scheduler is not None
-            self.scheduler.step()
+            self._step_plan()
         else:
             # Comparing tensors waits for the device, so it is done at syncs only.
             if panel.put_plans(compare_tensors=panel is self._panel):
@@ -358,8 +407,19 @@ class Ensemble:
             # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
             is_over = self.total_steps is not None and self.num_steps >= self.total_steps
             if self.scheduler is not None and not is_over:
-                self.scheduler.step()
+                self._step_plan()
         panel.put_values(is_traced=self._keeps_trace)
+
+    def _step_plan(self) -> None:
+        """Step the schedule, twice now and then after a scout: it has fewer steps left than were planned."""
+        assert self.scheduler is not None
+        if self._num_scout_steps == 0 or self.total_steps is None:
+            self.scheduler.step()
+            return
+        num_steps = self.num_steps - self._num_scout_steps
+        pace = self.total_steps / max(1, self.total_steps - self._num_scout_steps)
+        for _ in range(round(num_steps * pace) - round((num_steps - 1) * pace)):
+            self.scheduler.step()
 
     def _assign_multipliers(self, *, narrow: bool = True) -> None:
         """Draw this round's multipliers and tell the fields."""
@@ -383,6 +443,163 @@ class Ensemble:
     @property
     def _round(self) -> int:
         return self.num_steps // self.sync_every
+
+    # --- the scout -----------------------------------------------------------------------------------
+
+    @property
+    def is_scouting(self) -> bool:
+        """Whether the scout is still at work: everything is put back when it ends."""
+        return self._scouting is not None
+
+    def _begin_scout(
+        self, scout: Scout, saved: dict[str, Any] | None = None, snapshot: dict[str, Any] | None = None
+    ) -> None:
+        groups = self.optimizer.param_groups
+        peaks = []
+        for dial in self._lr_dials:
+            held = [groups[getattr(field, "group_index", 0)] for field in dial.fields]
+            peaks.append([float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in held])
+        self._scouting = Scouting(
+            scout,
+            self._lr_dials,
+            num_replicas=self.replicas.count,
+            total_steps=self.total_steps,
+            peaks=peaks,
+        )
+        self._take_snapshot(scout, snapshot)
+        if saved is not None:
+            self._scouting.load_state_dict(saved)
+            self._restore_snapshot()
+        self._set_local_gradients(True)
+        self._put_trial_values(self._scouting)
+
+    def _put_trial_values(self, scouting: Scouting) -> None:
+        self._panel.put_plans()
+        for dial in self._dials:
+            dial.set_fields(multiplier=1.0)
+        scouting.put([self._trial_factor(scouting)] * len(scouting.dials))
+        self._panel.put_values()
+
+    def _trial_factor(self, scouting: Scouting) -> float:
+        return scouting.factors[self.replicas.index]
+
+    def _step_scout(self, scouting: Scouting) -> None:
+        scouting.step += 1
+        if scouting.step < scouting.num_steps:
+            if scouting.step == scouting.tail_begins:
+                self._forget_losses()
+            self._put_trial_values(scouting)
+            return
+        clock = _Clock()
+        record = RoundRecord(round=0, step=self.num_steps, num_replicas=self.replicas.count, ends_round=False)
+        with record_function("hdet::scout"):
+            record.scout = scouting.take(self._trial_scores())
+            self._forget_losses()
+            self._restore_snapshot()
+            if scouting.state.stage != "done":
+                self._put_trial_values(scouting)
+            else:
+                record.scout |= scouting.decide(
+                    self.num_steps, self._num_joined_batches, is_adaptive=is_adaptive(self.optimizer)
+                )
+                self._end_scout()
+                for dial in self._lr_dials:
+                    dial.start_from(record.scout["factor"])
+                self._num_scout_steps = self.num_steps
+                self.restart_at(self.num_steps)
+                self._begin_anchor()
+        clock.lap("scout", record)
+        self._write(record)
+
+    def _trial_scores(self) -> list[float | None]:
+        """How every replica has done: on the probe, or on its last training losses."""
+        if self._probe is not None:
+            score = run_probe(self._probe, self.model)
+        else:
+            mean = self._measure.take_own_mean()
+            score = math.nan if mean is None else mean
+        if not self._averager.all_finite(self._tensors()):
+            score = math.nan
+        return [row if math.isfinite(row) else None for (row,) in exchange(self.replicas, [score])]
+
+    def _end_scout(self) -> None:
+        if self._scouting is not None:
+            self._set_local_gradients(False)
+            for dial in self._lr_dials:
+                dial.held = None
+        self._scouting = self._snapshot = None
+
+    def _take_snapshot(self, scout: Scout, saved: dict[str, Any] | None) -> None:
+        self._snapshot = Snapshot(self.optimizer, self.model, on_cpu=scout.copy_on_cpu)
+        if saved is not None:
+            self._snapshot.load_state_dict(saved)
+
+    def _snapshot_state(self) -> dict[str, Any]:
+        assert self._snapshot is not None
+        return self._snapshot.state_dict()
+
+    def _forget_losses(self) -> None:
+        self._measure.clear()
+
+    def _restore_snapshot(self) -> None:
+        assert self._snapshot is not None
+        self._snapshot.restore()
+
+    def _set_local_gradients(self, is_local: bool) -> None:
+        set_local_gradients(self.model, is_local)
+
+    @property
+    def _num_joined_batches(self) -> int:
+        """How many replicas' batches one gradient sees after the scout."""
+        return self.replicas.count
+
+    # --- the anchored controller -----------------------------------------------------------------------
+
+    def _begin_anchor(self) -> None:
+        """From here on the anchored controller counts: these weights are x0."""
+        settings = self.controller
+        if not isinstance(settings, AnchoredController):
+            return
+        assert self.total_steps is not None
+        factor_of_group = [0] * len(self.optimizer.param_groups)
+        if settings.per_group:
+            for i, dial in enumerate(self._lr_dials):
+                for field in dial.fields:
+                    factor_of_group[getattr(field, "group_index", 0)] = i
+        self._anchor = Anchor(
+            settings,
+            self._weights_by_group(),
+            total_steps=max(1, self.total_steps - self._num_scout_steps),
+            factor_of_group=factor_of_group,
+        )
+
+    def _weights_by_group(self) -> list[list[Tensor]]:
+        return [list(group["params"]) for group in self.optimizer.param_groups]
+
+    def _before_optimizer_step(self, *_: Any) -> None:
+        if self._anchor is None:
+            return
+        gradients, terms = [], []
+        count = max(1, self.num_steps - self._num_scout_steps)
+        for group in self.optimizer.param_groups:
+            gradients.append([p.grad for p in group["params"]])
+            moments = [self.optimizer.state.get(p, {}).get("exp_avg_sq") for p in group["params"]]
+            terms.append(decay_terms(group, group["params"], moments, count, self.optimizer))
+        self._anchor.add_signal(gradients, terms)
+
+    def _step_anchor(self, anchor: Anchor) -> None:
+        if not anchor.add_weights(self._weights_by_group()):
+            return
+        rows = exchange(self.replicas, anchor.own_signals())
+        finite = [row for row in rows if all(map(math.isfinite, row))] or rows
+        anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)])
+        for i, dial in enumerate(self._lr_dials):
+            state = anchor.states[i if len(anchor.states) > 1 else 0]
+            dial.correct(ControllerState(state.log_factor))
+            dial.set_fields(self._own_multiplier(dial))
+
+    def _own_multiplier(self, dial: Dial) -> float:
+        return dial.multiplier
 
     # --- a sync: measure, converge, steer, reassign --------------------------------------------------
 
@@ -432,7 +649,10 @@ class Ensemble:
         return self._measure.exchange(self.num_steps, self.base, is_healthy=is_healthy, probe_loss=probe_loss)
 
     def _tensors(self) -> list[Tensor]:
-        return averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
+        tensors = averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
+        if self._anchor is not None:
+            tensors += [away for group in self._anchor.away for away in group]
+        return tensors
 
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:
@@ -450,6 +670,15 @@ class Ensemble:
 
     def _steer(self, record: RoundRecord) -> Steering:
         controller = self.controller
+        if self._anchor is not None:
+            scores = [score for score in record.probes if score is not None]
+            self._anchor.watch(self.num_steps, math.fsum(scores) / len(scores) if scores else None)
+            record.gate = self._anchor.gate
+            signals = self._anchor.signals
+            return Steering(
+                signal={d.name: signals[i if len(signals) > 1 else 0] for i, d in enumerate(self._lr_dials)}
+            )
+        assert not isinstance(controller, AnchoredController)
         if controller is None or self.num_steps < controller.start or self.num_steps % self.sync_every:
             return Steering()
         scores = {r: score for r, score in enumerate(self._measure.scores) if score is not None}
@@ -507,7 +736,8 @@ class Ensemble:
                 "observe(loss)",
                 HdetWarning,
             )
-        elif len(compared) > 1 and len(set(compared.values())) == 1:
+        elif self._probe is None and len(compared) > 1 and len(set(compared.values())) == 1:
+            # (Scores on one probe may well be equal, to the last bit, once training has settled.)
             self._warn_once(
                 "identical losses",
                 f"all replicas report the same loss ({next(iter(compared.values()))!r}), so the controller "

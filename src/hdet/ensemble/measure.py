@@ -38,6 +38,10 @@ class Measure:
         if len(table) == num_replicas:
             self.table = [LossSum(*row) for row in table]
 
+    def take_own_mean(self) -> float | None:
+        """This replica's mean loss since the last time anybody looked; waits for the device."""
+        return self._meter.take().mean
+
     @property
     def scores(self) -> list[float | None]:
         """What replicas are compared by: the loss on the probe, or the mean training loss."""

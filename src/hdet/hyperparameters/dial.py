@@ -64,9 +64,11 @@ class Dial:
         self.changes_loss = changes_loss
         self.bounds = bounds
         self._is_complement = self.changes_moments = self.fields[0].is_complement
-        self._is_scheduled = is_scheduled
+        self.is_scheduled = is_scheduled
         self.position, self.multiplier = 0.0, 1.0
         self.correction = 1.0
+        self.found = 1.0
+        """The part of the correction that the scout has found; a controller goes on from there."""
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
         self.decay = 0.0
@@ -93,7 +95,7 @@ class Dial:
 
     def narrow_spread(self) -> None:
         """At the start of a round: use as much of the spread as fits the bounds around the base."""
-        if self.bounds is not None or not self._is_scheduled:
+        if self.bounds is not None or not self.is_scheduled:
             low, high = self._inner_bounds()
             # A field at zero stays there under any factor: it does not narrow the others.
             inner = [x for x in map(self.inner, self._bases()) if x > 0]
@@ -138,7 +140,7 @@ class Dial:
 
     def correct(self, state: ControllerState) -> None:
         """Let the plan go on, multiplied by the controller's correction (log form)."""
-        correction = math.exp(state.base)
+        correction = self.found * math.exp(state.base)
         if self.bounds is not None:
             # Measured from where the base is: a plan that has left the bounds by itself is not pulled back,
             # it is only not pushed further out.
@@ -146,9 +148,14 @@ class Dial:
             allowed = self._allowed(factor, [self.value(f.planned, self.correction) for f in self.fields])
             if allowed != factor:
                 correction = self.correction * allowed
-                state = ControllerState(math.log(correction), state.velocity)
+                state = ControllerState(math.log(correction / self.found), state.velocity)
         self.correction = correction
         self.control = state
+
+    def start_from(self, factor: float) -> None:
+        """Take over what the scout has found: a factor on the plan."""
+        self.found = self.correction = factor
+        self.held = self.control = None
 
     # --- records and checkpoints ---------------------------------------------------------------------
 
@@ -173,6 +180,7 @@ class Dial:
             "planned": [field.planned for field in self.fields],
             "held": None if self.held is None else list(self.held),
             "correction": self.correction,
+            "found": self.found,
             "control": None if self.control is None else list(self.control),
             "decay": self.decay,
             "share": self.share,
@@ -184,6 +192,7 @@ class Dial:
             field.planned = planned
         self.held = None if state["held"] is None else list(state["held"])
         self.correction = state["correction"]
+        self.found = state.get("found", 1.0)
         self.control = None if state["control"] is None else ControllerState(*state["control"])
         self.decay = state["decay"]
         self.share = state["share"]

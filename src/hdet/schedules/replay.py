@@ -30,6 +30,9 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
     for record in records:
+        if record.scout:  # trials before the run, which has started over
+            step = record.step
+            continue
         if record.step - record.num_steps != step:
             raise ValueError(
                 f"records must follow each other from step 0, got one for steps "

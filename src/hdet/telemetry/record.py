@@ -54,6 +54,11 @@ class RoundRecord:
     """Steps since the previous record."""
     converged: bool = False
     """Whether parameters were averaged."""
+    scout: dict[str, Any] = field(default_factory=dict)
+    """Where a fan of the scout ended: ``factors`` on the ``peak_lr`` and ``scores`` of the replicas; where it
+    decided, also ``chosen_factor`` with ``low`` and ``high``, ``transfer``, ``factor`` and ``reason``."""
+    gate: str = ""
+    """Why the anchored controller no longer moves the base, if it does not."""
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Time on the host spent in probe, measure, converge and steer."""
 

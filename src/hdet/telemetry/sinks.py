@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, overload, runtime_checkable
 
 from hdet.telemetry.record import RoundRecord
 
-__all__ = ["JsonlSink", "RecordSink", "Records", "read_records"]
+__all__ = ["JsonlSink", "RecordSink", "Records", "read_records", "scan_records"]
 
 
 @runtime_checkable
@@ -36,9 +37,7 @@ class Records(Sequence[RoundRecord]):
 
     def write(self, record: RoundRecord) -> None:
         """Take one record; a run that went back to a checkpoint replaces the rounds that it repeats."""
-        while self._records and self._records[-1].step >= record.step:
-            self._records.pop()
-        self._records.append(record)
+        _append(self._records, record)
         if self._file is not None:
             self._file.write(record)
 
@@ -88,7 +87,7 @@ def read_records(path: str | Path) -> list[RoundRecord]:
 
     A run that was resumed writes again the rounds that it repeats: the later record of a step wins.
     """
-    records: dict[int, RoundRecord] = {}
+    records: list[RoundRecord] = []
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -97,7 +96,98 @@ def read_records(path: str | Path) -> list[RoundRecord]:
             if number == len(lines):
                 break  # the process ended while writing it
             raise ValueError(f"{path}, line {number}: not a round record ({error})") from error
-        for step in [step for step in records if step >= record.step]:
-            del records[step]
-        records[record.step] = record
-    return list(records.values())
+        _append(records, record)
+    return records
+
+
+def scan_records(path: str | Path) -> tuple[list[RoundRecord], list[str]]:
+    """What can be read of a file of JSON lines, and a note for each line that cannot.
+
+    Content never raises, whatever it is; a file that cannot be opened does. As in :func:`read_records`, the
+    later record of a step wins.
+    """
+    records: list[RoundRecord] = []
+    notes: list[str] = []
+    content = Path(path).read_bytes()
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = RoundRecord.from_json(line.decode("utf-8"))
+            problem = _problem_of(record)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            is_cut = number == len(lines)  # whole lines end with a line break
+            record, problem = None, "the line is cut off" if is_cut else _reason(error)
+        if record is None or problem:
+            notes.append(f"{Path(path).name}, line {number}: not a round record ({problem})")
+        else:
+            _append(records, record)
+    return records, notes
+
+
+def _append(records: list[RoundRecord], record: RoundRecord) -> None:
+    """Add a record; a run that went back to a checkpoint replaces the rounds that it repeats."""
+    while records and records[-1].step >= record.step:
+        records.pop()
+    records.append(record)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, AttributeError):
+        return "not an object with the fields of a record"
+    return str(error).replace("RoundRecord.__init__() ", "")
+
+
+# What each field may hold. A list or mapping is named by its innermost type.
+_COUNTS = ("round", "step", "num_replicas", "num_steps")
+_FLAGS = ("ends_round", "converged")
+_LISTS_WITH_GAPS = ("losses", "probes")
+_LISTS = ("weights", "num_nonfinite_losses")
+_MAPPINGS = ("signal", "velocity", "correction", "base", "milliseconds")
+_MAPPINGS_OF_LISTS = ("positions", "multipliers", "values", "base_trace")
+
+
+def _problem_of(record: RoundRecord) -> str:
+    """The first field that does not hold what it should, in words; empty if all do."""
+    rules = (
+        (_COUNTS, _is_count, "a whole number"),
+        (_FLAGS, lambda value: isinstance(value, bool), "true or false"),
+        (("temperature",), lambda value: value is None or _is_number(value), "a number or null"),
+        (_LISTS_WITH_GAPS, lambda value: _is_list(value, has_gaps=True), "a list of numbers or null"),
+        (_LISTS, _is_list, "a list of numbers"),
+        (_MAPPINGS, lambda value: _is_mapping(value, _is_number), "numbers by name"),
+        (_MAPPINGS_OF_LISTS, lambda value: _is_mapping(value, _is_list), "lists of numbers by name"),
+        (("scout",), lambda value: isinstance(value, Mapping), "an object"),
+        (("excluded",), lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
+    )
+    for names, holds, rule in rules:
+        for name in names:
+            if not holds(getattr(record, name, {})):
+                return f"{name} must be {rule}"
+    return ""
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_number(value: object) -> bool:
+    # An integer may be too large for any float.
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023
+    )
+
+
+def _is_list(value: object, *, has_gaps: bool = False) -> bool:
+    return isinstance(value, list) and all(_is_number(v) or (has_gaps and v is None) for v in value)
+
+
+def _is_mapping(value: object, holds: Callable[[object], bool]) -> bool:
+    return isinstance(value, Mapping) and all(holds(v) for v in value.values())

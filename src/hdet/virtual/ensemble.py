@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -11,11 +12,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from hdet.core.checks import require_choice, require_count, require_flag
-from hdet.ensemble import Ensemble
+from hdet.core.scout import Scout
+from hdet.ensemble import Ensemble, warm_start
+from hdet.ensemble.anchor import decay_terms
 from hdet.ensemble.losses import LossSum
+from hdet.ensemble.scouting import Scouting
+from hdet.hyperparameters import Dial
 from hdet.replicas import Replicas
 from hdet.virtual.rules import Hyper, Moments, rule_for
-from hdet.virtual.stack import Stack
+from hdet.virtual.stack import Stack, join
 
 __all__ = ["VirtualEnsemble"]
 
@@ -37,6 +42,9 @@ class VirtualEnsemble:
             own.
         vectorize: compute all replicas at once (``torch.func.vmap``), or one after the other, which takes any
             model and any hyperparameter.
+        join_equal: while replicas do not differ (no spread, one shared gradient), compute them as one, on all
+            their batches joined along the first dimension. The same mean gradient where the loss is a mean
+            over examples and the batches have one size, at a fraction of the time; not with BatchNorm.
         probe: ``probe(model)``, the loss that replicas are compared by, evaluated for each at every sync.
         **settings: everything else that :class:`hdet.Ensemble` takes.
 
@@ -58,16 +66,17 @@ class VirtualEnsemble:
         num_replicas: int = 8,
         gradients: Literal["shared", "local"] = "shared",
         vectorize: bool = True,
+        join_equal: bool = False,
         probe: Callable[[nn.Module], Tensor | float] | None = None,
         **settings: Any,
     ) -> None:
         require_count("num_replicas", num_replicas)
         require_choice("gradients", gradients, ("shared", "local"))
         require_flag("vectorize", vectorize)
+        require_flag("join_equal", join_equal)
         self._rule = rule_for(optimizer)
         self._gradients = gradients
         self._moments: list[Moments] = [{} for _ in optimizer.param_groups]
-        self._num_updates = 0
         self._stack = Stack(model, optimizer, loss, num_replicas=num_replicas, vectorize=vectorize)
         self._num_replicas = num_replicas
         self.model = model
@@ -77,6 +86,7 @@ class VirtualEnsemble:
             virtual_moments=self._moments,
             num_replicas=num_replicas,
             has_local_gradients=gradients == "local",
+            joins_equal=join_equal,
             score=probe,
             **settings,
         )
@@ -100,15 +110,20 @@ class VirtualEnsemble:
                 "pass a tuple or a tensor for one batch that all replicas share"
             )
         engine = self.engine
+        num_rows = self._num_rows
+        if num_rows < self._num_replicas and not is_common:
+            is_common, batch = True, join(batch)
         try:
             losses, gradients = self._stack.losses_and_gradients(
-                batch, is_common=is_common, before=engine.put_static_values_of
+                batch, is_common=is_common, before=engine.put_static_values_of, num_rows=num_rows
             )
         finally:
             engine.put_static_bases()
-        if self._gradients == "shared":
+        if self._gradients == "shared" and not engine.is_scouting:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
-        self._num_updates += 1
+        engine.before_update(gradients)
+        engine.num_updates += 1
+        self._fit_moments(num_rows)
         with torch.no_grad():
             for i, group in enumerate(engine.optimizer.param_groups):
                 flags = {
@@ -116,18 +131,43 @@ class VirtualEnsemble:
                     "nesterov": group.get("nesterov", False),
                     "is_decoupled": group.get("decoupled_weight_decay", isinstance(engine.optimizer, AdamW)),
                 }
-                matrix = self._stack.matrices[i]
+                matrix = self._stack.matrices[i][:num_rows]
                 hyper = engine.hyper_of_group(i, matrix)
-                self._rule(matrix, gradients[i], self._moments[i], hyper, self._num_updates, flags)
+                self._rule(matrix, gradients[i], self._moments[i], hyper, self.engine.num_updates, flags)
+        losses = losses.expand(self._num_replicas)
         engine.take_losses(losses)
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
         engine.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         engine.step()
         return losses
 
+    @property
+    def _num_rows(self) -> int:
+        """How many replicas are computed: one that stands for all, while they are equal."""
+        return self.engine.num_distinct
+
+    def _fit_moments(self, num_rows: int) -> None:
+        """One row of moments per row that is computed; the mean of another number of them."""
+        for moments in self._moments:
+            for name, value in moments.items():
+                if len(value) != num_rows:
+                    moments[name] = value.mean(dim=0, keepdim=True).expand(num_rows, -1).clone()
+
     def converge(self) -> None:
         """Average the replicas now: before a save or an evaluation of :attr:`model`."""
         self.engine.converge()
+
+    def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
+        """Add Gaussian noise to the model's parameters, a different draw for each replica (eq. 10)."""
+        for replica in range(self._num_replicas):
+            with torch.no_grad():
+                saved = [p.clone() for p in self.model.parameters()]
+            warm_start(self.model, noise_scale, norm=norm, seed=self.engine.seed, replica=replica)
+            self._stack.read_template(replica)
+            with torch.no_grad():
+                for parameter, value in zip(self.model.parameters(), saved, strict=True):
+                    parameter.copy_(value)
+        self.engine.replicas_have_parted()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
@@ -139,7 +179,7 @@ class VirtualEnsemble:
                 for group in self.engine.optimizer.state_dict()["param_groups"]
             ],
             "moments": [{name: m.clone() for name, m in moments.items()} for moments in self._moments],
-            "num_updates": self._num_updates,
+            "num_updates": self.engine.num_updates,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -148,11 +188,9 @@ class VirtualEnsemble:
         self._stack.read_template()
         for moments, saved in zip(self._moments, state_dict["moments"], strict=True):
             moments.clear()
-            for name, value in saved.items():
-                same = value.shape[0] == self._num_replicas
-                mean = value.mean(dim=0, keepdim=True).expand(self._num_replicas, -1)
-                moments[name] = (value if same else mean).clone()
-        self._num_updates = state_dict["num_updates"]
+            moments.update({name: value.clone() for name, value in saved.items()})
+        self._fit_moments(self._num_rows)
+        self.engine.num_updates = state_dict["num_updates"]
         optimizer_state = self.engine.optimizer.state_dict()
         for group, saved in zip(optimizer_state["param_groups"], state_dict["param_groups"], strict=True):
             group.update(saved)
@@ -171,16 +209,21 @@ class _Engine(Ensemble):
         virtual_moments: list[Moments],
         num_replicas: int,
         has_local_gradients: bool,
+        joins_equal: bool,
         score: Callable[[nn.Module], Tensor | float] | None,
         **settings: Any,
     ) -> None:
         self._stack, self._virtual_moments, self._score = stack, virtual_moments, score
-        self._has_local_gradients = has_local_gradients
+        self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
         self._loss_sums: Tensor | None = None
+        self.rows_differ = True
+        self.num_updates = 0
+        """Optimizer steps, as Adam's bias correction counts them."""
         self._scores: list[float] = []
         probe = None if score is None else self._score_all
         super().__init__(optimizer, replicas=Replicas(0, num_replicas), probe=probe, **settings)
         self._has_rounds = True  # without a spread too: the user's model is written at syncs
+        self.rows_differ = self.is_scouting or self._explores or has_local_gradients
 
     @property
     def dials(self) -> list[Any]:
@@ -204,16 +247,26 @@ class _Engine(Ensemble):
         }
         if "betas" in group:
             shared["beta1"], shared["beta2"] = group["betas"]
-        columns = {key: [float(value)] * self.replicas.count for key, value in shared.items()}
+        count = len(matrix)
+        columns = {key: [float(value)] * count for key, value in shared.items()}
         for dial in self._dials:
             for i, field in enumerate(dial.fields):
                 if not field.is_static and field.group_index == index:
-                    columns[field.column] = [dial.value_with(rho, i) for rho in self._rows[dial.name]]
+                    columns[field.column] = [dial.value_with(rho, i) for rho in self._rows[dial.name][:count]]
         dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
         return {
             key: torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)
             for key, values in columns.items()
         }
+
+    @property
+    def num_distinct(self) -> int:
+        """How many rows are kept up to date: the first one stands for all while they are equal."""
+        return 1 if self._joins_equal and not self.rows_differ else self.replicas.count
+
+    def replicas_have_parted(self) -> None:
+        """They start from different points: average them at the next sync, whatever is explored."""
+        self.rows_differ = self._has_moved = True
 
     def put_static_values_of(self, replica: int) -> None:
         """Before a replica's own pass: put its values where the model reads them."""
@@ -241,6 +294,68 @@ class _Engine(Ensemble):
         self._loss_sums = None
         super().restart_at(num_steps, narrow=narrow)
 
+    # --- the anchored controller: on the mean of the replicas ------------------------------------------
+
+    def _weights_by_group(self) -> list[list[Tensor]]:
+        return [[matrix[: self.num_distinct].mean(dim=0)] for matrix in self._stack.matrices]
+
+    def before_update(self, gradients: Sequence[Tensor]) -> None:
+        """Before the replicas' step: what the anchored controller reads of it."""
+        if self._anchor is None:
+            return
+        terms = []
+        for group, weights, moments in zip(
+            self.optimizer.param_groups, self._weights_by_group(), self._virtual_moments, strict=True
+        ):
+            second = moments.get("exp_avg_sq")
+            second = None if second is None else second.mean(dim=0)
+            terms.append(decay_terms(group, weights, [second], max(1, self.num_updates), self.optimizer))
+        self._anchor.add_signal([[gradient.mean(dim=0)] for gradient in gradients], terms)
+
+    def _own_multiplier(self, dial: Dial) -> float:
+        return 1.0  # the optimizer holds the base
+
+    # --- the scout: all replicas at once ---------------------------------------------------------------
+
+    def _trial_factor(self, scouting: Scouting) -> float:
+        self._rows |= {dial.name: scouting.factors for dial in scouting.dials}
+        return 1.0  # the optimizer holds the shared part
+
+    def _trial_scores(self) -> list[float | None]:
+        if self._score is not None:
+            self._score_all()
+            scores = self._scores
+        else:
+            sums = torch.zeros(3, self.replicas.count) if self._loss_sums is None else self._loss_sums
+            means = [LossSum(*column).mean for column in sums.t().tolist()]
+            scores = [math.nan if mean is None else mean for mean in means]
+        are_finite = self._are_healthy()
+        return [s if ok and math.isfinite(s) else None for s, ok in zip(scores, are_finite, strict=True)]
+
+    def _take_snapshot(self, scout: Scout, saved: dict[str, Any] | None) -> None:
+        self._generator_state = torch.random.get_rng_state() if saved is None else saved["generator"]
+
+    def _snapshot_state(self) -> dict[str, Any]:
+        return {"generator": self._generator_state}
+
+    def _forget_losses(self) -> None:
+        self._loss_sums = None
+
+    def _restore_snapshot(self) -> None:
+        # The user's model is written at syncs only: it still holds the initial weights.
+        self._stack.read_template()
+        for moments in self._virtual_moments:
+            moments.clear()
+        self.num_updates = 0
+        torch.random.set_rng_state(self._generator_state)
+
+    def _set_local_gradients(self, is_local: bool) -> None:
+        self.rows_differ = is_local or self._explores or self._has_local_gradients
+
+    @property
+    def _num_joined_batches(self) -> int:
+        return 1 if self._has_local_gradients else self.replicas.count
+
     # --- a round -------------------------------------------------------------------------------------
 
     def take_losses(self, losses: Tensor) -> None:
@@ -259,7 +374,8 @@ class _Engine(Ensemble):
         """What the engine calls as its probe: it keeps every row's score, and the number is not used."""
         assert self._score is not None
         try:
-            self._scores = self._stack.scores(self._score, self.put_static_values_of)
+            scores = self._stack.scores(self._score, self.put_static_values_of, self.num_distinct)
+            self._scores = scores * (self.replicas.count // len(scores))
         finally:
             self.put_static_bases()
         return 0.0
@@ -270,16 +386,21 @@ class _Engine(Ensemble):
         return self._measure.take(
             self.num_steps,
             losses=[LossSum(*column) for column in sums.t().tolist()],
-            are_healthy=self._stack.are_finite(),
+            are_healthy=self._are_healthy(),
             probes=None if probe_loss is None else self._scores,
         )
 
+    def _are_healthy(self) -> list[bool]:
+        healthy = self._stack.are_finite(self.num_distinct)
+        return healthy * (self.replicas.count // len(healthy))
+
     def _converge(self, excluded: dict[int, str]) -> None:
-        if self._explores or self._has_local_gradients:
+        if self.rows_differ:
             included = [r for r in range(self.replicas.count) if r not in excluded]
             averages_moments = self._averages_moments or self._has_local_gradients
             kept = [m for moments in self._virtual_moments for m in moments.values()]
             self._stack.average_(included, kept if averages_moments else ())
         else:
             self._stack.write_template(0)
+        self.rows_differ = self._explores or self._has_local_gradients
         self._converged_at, self._has_moved = self.num_steps, False

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import CannotVectorizeError
 
-__all__ = ["Stack"]
+__all__ = ["Stack", "join"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -80,7 +80,7 @@ class Stack:
         self._template_buffers = dict(self._calls.named_buffers())
 
     def losses_and_gradients(
-        self, batches: Any, *, is_common: bool, before: Callable[[int], None]
+        self, batches: Any, *, is_common: bool, before: Callable[[int], None], num_rows: int
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss of every replica, and per group a matrix of gradients.
 
@@ -88,12 +88,13 @@ class Stack:
             batches: one batch for all, or a list of one for each.
             is_common: which of the two.
             before: called with the replica's number before its own pass, where they go one by one.
+            num_rows: compute the first rows only.
         """
-        if self._vectorize:
+        if self._vectorize and num_rows == self._num_replicas > 1:
             losses = self._all_at_once(batches, is_common)
         else:
-            losses = self._one_by_one(batches, is_common, before)
-        return losses, self._gradient_matrices
+            losses = self._one_by_one(batches, is_common, before, num_rows)
+        return losses, [matrix[:num_rows] for matrix in self._gradient_matrices]
 
     def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
@@ -126,10 +127,12 @@ class Stack:
             torch.cat(parts, dim=1, out=matrix)
         return losses.detach()
 
-    def _one_by_one(self, batches: Any, is_common: bool, before: Callable[[int], None]) -> Tensor:
+    def _one_by_one(
+        self, batches: Any, is_common: bool, before: Callable[[int], None], num_rows: int
+    ) -> Tensor:
         views, gradients = self._views(self.matrices), self._views(self._gradient_matrices)
         losses = []
-        for r in range(self._num_replicas):
+        for r in range(num_rows):
             before(r)
             leaves = {name: view[r].detach().requires_grad_() for name, view in views.items()}
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
@@ -152,15 +155,15 @@ class Stack:
 
     @torch.no_grad()
     def scores(
-        self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None]
+        self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None], num_rows: int
     ) -> list[float]:
-        """``score(model)`` with each replica's parameters, in evaluation mode."""
+        """``score(model)`` with the parameters of each of the first replicas, in evaluation mode."""
         modes = [(module, module.training) for module in self._calls.modules()]
         self._calls.eval()
         views = self._views(self.matrices)
         try:
             result = []
-            for r in range(self._num_replicas):
+            for r in range(num_rows):
                 before(r)
                 state = {**self._fixed, **{n: v[r] for n, v in views.items()}}
                 state |= {n: b[r].clone() for n, b in self.buffers.items()}
@@ -171,9 +174,9 @@ class Stack:
                 module.training = mode
         return result
 
-    def are_finite(self) -> list[bool]:
-        """Whether each replica's parameters are finite."""
-        finite = torch.stack([torch.isfinite(matrix).all(dim=1) for matrix in self.matrices])
+    def are_finite(self, num_rows: int) -> list[bool]:
+        """Whether the parameters of each of the first replicas are finite."""
+        finite = torch.stack([torch.isfinite(matrix[:num_rows]).all(dim=1) for matrix in self.matrices])
         return finite.all(dim=0).tolist()
 
     @torch.no_grad()
@@ -195,12 +198,13 @@ class Stack:
             self._template_buffers[name].copy_(buffer[replica])
 
     @torch.no_grad()
-    def read_template(self) -> None:
-        """Give every replica the parameters and buffers of the user's model."""
+    def read_template(self, replica: int | None = None) -> None:
+        """Give one replica, or all of them, the parameters and buffers of the user's model."""
+        rows = slice(None) if replica is None else slice(replica, replica + 1)
         for name, view in self._views(self.matrices).items():
-            view.copy_(self._templates[name].expand_as(view))
+            view[rows].copy_(self._templates[name].expand_as(view[rows]))
         for name, buffer in self.buffers.items():
-            buffer.copy_(self._template_buffers[name].expand_as(buffer))
+            buffer[rows].copy_(self._template_buffers[name].expand_as(buffer[rows]))
 
     def _views(self, matrices: Sequence[Tensor]) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
@@ -209,6 +213,11 @@ class Stack:
             for part, (name, shape) in zip(parts, places, strict=True):
                 views[name] = part.view(self._num_replicas, *shape)
         return views
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """One batch out of several, along the first dimension of every tensor."""
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches) if len(batches) > 1 else batches[0]
 
 
 def _scalar(loss: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""The ``hdet`` command and its subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import hdet
+from hdet.cli import cost, health, reports, running, sweeping
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Find the learning rate inside one run: replicas that differ, compare and converge.",
+    epilog="Exit codes: 0 done, 1 training failed or a check did, 2 bad arguments, 130 stopped and saved.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for command in (running.run, running.resume, sweeping.sweep, reports.report, health.doctor, cost.plan):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        print(hdet.__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit

@@ -1,0 +1,123 @@
+"""What the command line shows: progress, tables, errors, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from hdet.errors import HdetError
+
+__all__ = ["Exit", "Screen", "number", "usage_errors"]
+
+
+class Exit:
+    """Exit codes of every command."""
+
+    OK = 0
+    FAILED = 1
+    """Training diverged, a check failed."""
+    USAGE = 2
+    """An argument or a file is not right; nothing was changed."""
+    STOPPED = 130
+    """Ctrl-C; the run was saved and can be resumed."""
+
+
+class Screen:
+    """Where a command writes: people read stderr or the terminal, machines read stdout.
+
+    Args:
+        is_json: one JSON object on stdout, everything else on stderr.
+        is_quiet: nothing but errors (and the JSON).
+    """
+
+    def __init__(self, *, is_json: bool, is_quiet: bool) -> None:
+        self.is_json = is_json
+        self.console = Console(stderr=is_json, quiet=is_quiet, highlight=False)
+
+    def say(self, text: str) -> None:
+        """One line for people; square brackets in it are only that."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, table: Table) -> None:
+        """A table for people."""
+        self.console.print(table)
+
+    def give(self, data: Mapping[str, Any]) -> None:
+        """The object for machines."""
+        if self.is_json:
+            print(json.dumps(data), flush=True)
+
+    @contextmanager
+    def progress(self, total: int, label: str, *, shows_loss: bool = True) -> Iterator[_Bar]:
+        """A live bar on a terminal, nothing elsewhere."""
+        columns: list[ProgressColumn] = [
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _Rate(),
+        ]
+        if shows_loss:
+            columns.append(TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}"))
+        columns.append(TimeRemainingColumn())
+        is_shown = self.console.is_terminal and not self.console.quiet
+        with Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
+            task = progress.add_task(label, total=total, loss="-", lr="-")
+            yield _Bar(progress, task)
+
+
+class _Bar:
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
+        self._progress.update(self._task, completed=completed, loss=number(loss), lr=number(lr))
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.1f}/s")
+
+
+def number(value: object, digits: int = 4) -> str:
+    """A number as people read it.
+
+    >>> number(0.123456), number(3e-5), number(None), number(12)
+    ('0.1235', '3e-05', '-', '12')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "-"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn the errors of bad input into one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, HdetError) as error:
+        if os.environ.get("HDET_DEBUG"):
+            raise
+        kind = "" if isinstance(error, (ValueError, HdetError)) else f"{type(error).__name__}: "
+        print(f"hdet: {kind}{error}", file=sys.stderr)
+        print("HDET_DEBUG=1 shows where it came from.", file=sys.stderr)
+        raise typer.Exit(Exit.USAGE) from None

@@ -1,0 +1,49 @@
+"""``hdet report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hdet.cli.output import Screen, usage_errors
+from hdet.errors import HdetError
+
+__all__ = ["report", "write_report"]
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page [default: report.html in the folder, comparison.html for several]."),
+    ] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+) -> None:
+    """Build the page of a run again, or a page that compares several."""
+    from hdet.report import build_report, read_run
+
+    screen = Screen(is_json=is_json, is_quiet=quiet)
+    with usage_errors():
+        runs = [read_run(folder) for folder in folders]
+        page = build_report(
+            runs, out or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+        )
+    for run in runs:
+        for note in run.notes:
+            screen.say(f"note: {run.name}: {note}")
+    screen.say(f"report: {page}")
+    screen.give({"report": str(page), "notes": {run.name: run.notes for run in runs}})
+
+
+def write_report(folders: list[Path], out: Path, screen: Screen) -> Path | None:
+    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
+    try:
+        from hdet.report import build_report, read_run
+
+        return build_report([read_run(folder) for folder in folders], out)
+    except (HdetError, OSError, ValueError) as error:
+        screen.say(f"no report: {error}")
+        return None

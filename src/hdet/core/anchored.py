@@ -1,0 +1,123 @@
+"""The anchored controller: move the learning rate by its effect over the whole run so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hdet.core.checks import require_count, require_flag, require_number
+
+__all__ = ["AnchoredController", "AnchoredState", "anchored_update", "averaging_weight", "next_control"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchoredController:
+    r"""Settings of the anchored controller; give it to :class:`hdet.Ensemble` as ``controller``.
+
+    Let x0 be the weights at the start, E their running average over the last part of the elapsed steps, and g
+    the gradient that the optimizer uses. If update directions did not change, x - x0 would be the derivative
+    of the weights by the logarithm of the learning rate, over the whole elapsed run; so
+
+    .. math:: a_t = \langle g_t, E_t - x_0 \rangle
+
+    is the slope of the loss on log learning rate: below zero, a larger one would have been better. At control
+    times, evenly spaced in the logarithm of the step, the sign and size of its smoothed mean move the
+    correction. It needs no replicas and no spread. It keeps two copies of the weights.
+
+    The slope is the training loss's: where data repeats, it asks for ever more. See ``repeats_after``.
+
+    >>> AnchoredController(limit=0.5)
+    Traceback (most recent call last):
+    ValueError: limit must be a number of at least 1, got 0.5
+    """
+
+    start: float = 0.1
+    """Share of the run in which it only watches."""
+    gain: float = 1.0
+    """How far the log correction moves for a clear signal, per unit of log time."""
+    average: float = 0.1
+    """Share of the elapsed steps that E averages over."""
+    limit: float = 2.0
+    """The correction stays between 1 / limit and limit: far off, the signal cannot be trusted."""
+    per_group: bool = False
+    """A correction for each dial of the learning rate, or one for all."""
+    repeats_after: int | None = None
+    """Optimizer steps after which training data repeats; from there on the correction stays where it is."""
+    max_rise: float = 0.02
+    """With a probe: the correction stays where it is once the probe's loss is this share above its lowest at
+    three syncs in a row."""
+    copy_on_cpu: bool = False
+    """Keep the two copies in host memory; slower."""
+
+    def __post_init__(self) -> None:
+        require_number("start", self.start, at_least=0, below=1)
+        require_number("gain", self.gain, above=0)
+        require_number("average", self.average, above=0)
+        require_number("limit", self.limit, at_least=1)
+        require_flag("per_group", self.per_group)
+        if self.repeats_after is not None:
+            require_count("repeats_after", self.repeats_after, at_least=0)
+        require_number("max_rise", self.max_rise, above=0)
+        require_flag("copy_on_cpu", self.copy_on_cpu)
+
+
+class AnchoredState(NamedTuple):
+    """What the controller remembers of one factor."""
+
+    log_factor: float = 0.0
+    mean: float = 0.0
+    mean_square: float = 0.0
+    num_controls: int = 0
+
+
+def averaging_weight(settings: AnchoredController, num_steps: int) -> float:
+    """The weight of the newest weights in E after this many steps.
+
+    >>> averaging_weight(AnchoredController(), 5), averaging_weight(AnchoredController(), 100)
+    (1.0, 0.1)
+    """
+    return 1 / max(1.0, settings.average * num_steps)
+
+
+def next_control(num_steps: int, total_steps: int) -> int:
+    """The step of the next control time: gaps of 3 % of the elapsed steps, at least 2.
+
+    >>> next_control(0, 10_000), next_control(100, 10_000), next_control(10, 10_000)
+    (40, 103, 12)
+    """
+    if num_steps == 0:
+        return max(4, round(0.004 * total_steps))
+    return num_steps + max(2, round(0.03 * num_steps))
+
+
+def anchored_update(
+    state: AnchoredState, signal: float, log_time: float, settings: AnchoredController, *, acts: bool
+) -> tuple[AnchoredState, float]:
+    r"""One control time: the new state, and the normalised signal z.
+
+    .. math:: m_1 \leftarrow 0.7\, m_1 + 0.3\, s, \quad m_2 \leftarrow 0.9\, m_2 + 0.1\, s^2, \quad
+        z = \mathrm{clip}(\hat m_1 / \sqrt{\hat m_2}), \quad u \leftarrow u - k z \Delta \log t
+
+    Args:
+        state: what was remembered.
+        signal: mean of a since the last control time, s.
+        log_time: how far the logarithm of the step has moved.
+        settings: gain k and limit.
+        acts: whether the correction may move; what is remembered goes on all the same.
+
+    >>> state, z = anchored_update(AnchoredState(), -2.0, 0.1, AnchoredController(), acts=True)
+    >>> round(state.log_factor, 6), round(z, 6)
+    (0.1, -1.0)
+    """
+    mean = 0.7 * state.mean + 0.3 * signal
+    mean_square = 0.9 * state.mean_square + 0.1 * signal * signal
+    count = state.num_controls + 1
+    size = math.sqrt(mean_square / (1 - 0.9**count))
+    z = mean / (1 - 0.7**count) / size if size > 0 else 0.0
+    z = min(1.0, max(-1.0, z))
+    log_factor = state.log_factor
+    if acts:
+        limit = math.log(settings.limit)
+        log_factor = min(limit, max(-limit, log_factor - settings.gain * z * log_time))
+    return AnchoredState(log_factor, mean, mean_square, count), z

@@ -1,0 +1,118 @@
+"""The two finders in one readable loop: the scout, then a run with the anchored controller.
+
+It trains all replicas one after the other with plain arithmetic; every engine is tested against it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hdet.core.anchored import (
+    AnchoredController,
+    AnchoredState,
+    anchored_update,
+    averaging_weight,
+    next_control,
+)
+from hdet.core.scout import Scout, ScoutState, advance, fan_factors, steps_per_fan, trial_shape
+
+__all__ = ["Found", "train"]
+
+Array = Any
+
+
+class Found(NamedTuple):
+    """What the finders did."""
+
+    factor: float
+    """The scout's, on the planned learning rate; 1 without one."""
+    log_factors: list[float]
+    """The anchored controller's, after every step of the run."""
+    lrs: list[float]
+    """The learning rate of every step of the run."""
+    theta: list[Array]
+    """The weights at the end."""
+
+
+def train(
+    *,
+    theta: Sequence[Array],
+    gradient: Callable[[Sequence[Array], int, int], Sequence[Array]],
+    score: Callable[[Sequence[Array]], float],
+    update: Callable[[Array, Array, dict[str, Array], float], Array],
+    inner: Callable[[Array, Array], float],
+    peak: float,
+    plan: Callable[[int], float],
+    num_replicas: int,
+    total_steps: int,
+    scout: Scout | None,
+    controller: AnchoredController | None,
+    is_adaptive: bool,
+) -> Found:
+    """Scout, start over, and train with a shared gradient.
+
+    Args:
+        theta: the initial weights, a list of arrays.
+        gradient: ``gradient(theta, replica, step)``, of one replica's batch.
+        score: the loss on the probe.
+        update: an optimizer of :mod:`hdet.core.reference`.
+        inner: the inner product of two arrays.
+        peak: the planned peak learning rate.
+        plan: the planned factor on it, by step.
+        num_replicas: N.
+        total_steps: of the whole, scout included.
+        scout: its settings.
+        controller: its settings.
+        is_adaptive: whether the optimizer divides by the gradient's size.
+    """
+    start, used, factor = list(theta), 0, 1.0
+
+    # --- the scout: fans of N trials, each from the start, alone, through a miniature of the schedule
+    if scout is not None:
+        length = steps_per_fan(scout, num_replicas, total_steps)
+        state = ScoutState()
+        while state.stage != "done":
+            factors = fan_factors(state, scout, num_replicas)
+            scores = []
+            for replica, trial in enumerate(factors):
+                weights, slots = list(start), [{} for _ in start]
+                for k in range(length):
+                    slope = gradient(weights, replica, used + k)
+                    lr = peak * trial * trial_shape(k, length)
+                    weights = [update(*each, lr) for each in zip(weights, slope, slots, strict=True)]
+                scores.append(score(weights))
+            used += length
+            advance(state, scout, factors, scores)
+        share = min(1.0, length / (total_steps - used))
+        transfer = scout.transfer(num_replicas, share, is_adaptive=is_adaptive)
+        factor = min(state.chosen * transfer, max(state.chosen, state.highest_stable))
+
+    # --- the run: the mean gradient, the plan a little faster, the anchored correction on it
+    weights, slots = copy.copy(start), [{} for _ in start]
+    num_steps = total_steps - used
+    pace = total_steps / num_steps
+    away = [0 * x for x in start]
+    anchored, total, since, last = AnchoredState(), 0.0, 0, 0
+    control_at = next_control(0, num_steps)
+    found = Found(factor, [], [], weights)
+    for t in range(num_steps):
+        lr = peak * factor * math.exp(anchored.log_factor) * plan(round(t * pace))
+        slopes = [gradient(weights, replica, used + t) for replica in range(num_replicas)]
+        slope = [sum(parts) / num_replicas for parts in zip(*slopes, strict=True)]
+        total += math.fsum(inner(g, d) for g, d in zip(slope, away, strict=True))
+        since += 1
+        weights = [update(*each, lr) for each in zip(weights, slope, slots, strict=True)]
+        if controller is not None:
+            w = averaging_weight(controller, t + 1)
+            away = [d + w * (x - x0 - d) for d, x, x0 in zip(away, weights, start, strict=True)]
+            if t + 1 >= control_at:
+                log_time = math.log((t + 1) / max(1, last))
+                acts = t + 1 >= controller.start * num_steps
+                anchored, _ = anchored_update(anchored, total / since, log_time, controller, acts=acts)
+                total, since, last, control_at = 0.0, 0, t + 1, next_control(t + 1, num_steps)
+        found.log_factors.append(anchored.log_factor)
+        found.lrs.append(lr)
+    return found._replace(theta=weights)

@@ -1,0 +1,255 @@
+"""The scout: find the learning rate by short trials before the run, then start over. Pure decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hdet.core.checks import require_count, require_flag, require_number, require_number_or_choice
+from hdet.core.shape import one_cycle
+
+__all__ = [
+    "Scout",
+    "ScoutState",
+    "advance",
+    "fan_factors",
+    "least_steps",
+    "soft_minimum",
+    "steps_per_fan",
+    "trial_shape",
+]
+
+_POINTS_PER_STAGE = 6
+"""Fewer replicas than this take several fans for a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scout:
+    r"""Settings of the scout; :class:`hdet.Ensemble` runs it in the first steps.
+
+    In a *fan* every replica trains from the same initial weights, with its own gradients, at its own learning
+    rate, through a complete miniature of the schedule; then all are scored on the same data. A first stage of
+    fans is wide (``span`` on both sides of the planned learning rate, moved where the best is at its edge), a
+    second one is narrow, around the best of the first. Then everything is put back as it was, and the run
+    begins, in the steps that remain, at
+
+    .. math:: \eta = \eta_{\text{scout}} \cdot N^{b_B} \cdot f^{b_S}
+
+    from one replica's batch to N of them, and from the short horizon to the long one; :math:`f` is the length
+    of a fan over the length of the run.
+
+    >>> Scout(span=1.0)
+    Traceback (most recent call last):
+    ValueError: span must be a number above 1, got 1.0
+    """
+
+    fraction: float = 0.03
+    """Share of the steps that the scout takes, if the range need not be moved."""
+    steps: int | None = None
+    """Length of a fan instead; needed where ``total_steps`` is not known."""
+    min_steps: int = 20
+    """A fan is never shorter than this: too short a horizon says little."""
+    span: float = 100.0
+    """The first stage tests learning rates from 1 / span to span times the planned one."""
+    max_moves: int = 2
+    """How often the range may be moved where the best is at its edge."""
+    batch_exponent: float | Literal["auto"] = "auto"
+    """b_B; ``"auto"`` is 0.27 for optimizers that divide by a second moment, like Adam, else 0.75."""
+    horizon_exponent: float | Literal["auto"] = "auto"
+    """b_S; ``"auto"`` is 0.2 for optimizers like Adam and 0.13 for others."""
+    data_repeats: bool = False
+    """Training data will be seen several times. Short trials then overestimate: what they find says only that
+    the best lies between a tenth and a half of it. The planned learning rate is kept if it lies there, and
+    moved to the nearer end if not."""
+    tail: float = 0.3
+    """Without a probe a replica's score is its mean training loss over this last share of the fan."""
+    copy_on_cpu: bool = False
+    """Keep the copy of the initial weights in host memory."""
+
+    def __post_init__(self) -> None:
+        require_number("fraction", self.fraction, above=0, below=1)
+        if self.steps is not None:
+            require_count("steps", self.steps, at_least=2)
+        require_count("min_steps", self.min_steps, at_least=2)
+        require_number("span", self.span, above=1)
+        require_count("max_moves", self.max_moves, at_least=0)
+        require_number_or_choice("batch_exponent", self.batch_exponent, ("auto",))
+        require_number_or_choice("horizon_exponent", self.horizon_exponent, ("auto",))
+        require_flag("data_repeats", self.data_repeats)
+        require_number("tail", self.tail, above=0)
+        require_flag("copy_on_cpu", self.copy_on_cpu)
+
+    def transfer(self, num_replicas: int, share: float, *, is_adaptive: bool) -> float:
+        """The factor from the scout's best learning rate to the run's.
+
+        >>> round(Scout().transfer(8, 1.0, is_adaptive=True), 3)
+        1.753
+        """
+        batch = (0.27 if is_adaptive else 0.75) if self.batch_exponent == "auto" else self.batch_exponent
+        horizon = (0.2 if is_adaptive else 0.13) if self.horizon_exponent == "auto" else self.horizon_exponent
+        return num_replicas**batch * share**horizon
+
+
+@dataclass
+class ScoutState:
+    """What the scout has seen. Factors are on the planned learning rate."""
+
+    factors: list[float] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+    """None where a replica failed; the lower the better."""
+    grid: list[float] = field(default_factory=list)
+    """Factors that the current stage still has to test."""
+    stage: Literal["wide", "narrow", "done"] = "wide"
+    center: float = 1.0
+    half_width: float = 0.0
+    """Of the current stage, as a logarithm."""
+    num_moves: int = 0
+    chosen: float = 1.0
+    """The best factor, before the transfer."""
+    low: float = 1.0
+    high: float = 1.0
+    """One standard deviation on both sides of it."""
+    highest_stable: float = math.inf
+    """The largest factor that was tested and did not spoil the model."""
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dict(vars(self))
+
+
+def steps_per_fan(settings: Scout, num_replicas: int, total_steps: int | None) -> int:
+    """Length of one fan.
+
+    >>> steps_per_fan(Scout(fraction=0.03), 8, 10_000), steps_per_fan(Scout(), 8, 500)
+    (150, 20)
+    """
+    if settings.steps is not None:
+        return settings.steps
+    if total_steps is None:
+        raise ValueError(
+            "steps must be given to Scout where total_steps is not known, got None: pass Scout(steps=...) or "
+            "total_steps=..."
+        )
+    num_fans = 2 * math.ceil(_POINTS_PER_STAGE / num_replicas)
+    return max(settings.min_steps, round(settings.fraction * total_steps / num_fans))
+
+
+def least_steps(settings: Scout, num_replicas: int, total_steps: int | None = None) -> int:
+    """The shortest run that is worth scouting: the scout may take at most half of it.
+
+    >>> least_steps(Scout(), 8), least_steps(Scout(), 1)
+    (80, 480)
+    """
+    num_fans = 2 * math.ceil(_POINTS_PER_STAGE / num_replicas)
+    return 2 * num_fans * steps_per_fan(settings, num_replicas, total_steps or 1)
+
+
+def trial_shape(step: int, num_steps: int) -> float:
+    """The miniature schedule of a fan: 20 % warm-up, then down to a hundredth of the peak."""
+    return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
+
+
+def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[float]:
+    """The learning rates of the next fan, one per replica, as factors on the planned one.
+
+    >>> [round(f, 2) for f in fan_factors(ScoutState(), Scout(span=10), 8)]
+    [0.1, 0.19, 0.37, 0.72, 1.39, 2.68, 5.18, 10.0]
+    """
+    if not state.grid:
+        num_points = num_replicas * math.ceil(_POINTS_PER_STAGE / num_replicas)
+        state.half_width = math.log(settings.span)
+        if state.stage == "narrow":
+            state.half_width *= 2 / (num_points - 1)  # one gap of the wide stage to both sides
+        places = [2 * i / (num_points - 1) - 1 for i in range(num_points)]
+        state.grid = [state.center * math.exp(state.half_width * place) for place in places]
+    return state.grid[:num_replicas]
+
+
+def advance(
+    state: ScoutState, settings: Scout, factors: Sequence[float], scores: Sequence[float | None]
+) -> None:
+    """Take the scores of a fan: go on with the stage, move the range, begin the next stage, or decide."""
+    state.factors += list(factors)
+    state.scores += [s if s is not None and math.isfinite(s) else None for s in scores]
+    num_left = len(state.grid) - len(factors)
+    state.grid = state.grid[len(factors) :]
+    if num_left > 0:
+        return
+    points = sorted((f, s) for f, s in zip(state.factors, state.scores, strict=True) if s is not None)
+    if not points:
+        _keep(state, "no replica had a finite score")
+        return
+    values = [s for _, s in points]
+    best = values.index(min(values))
+    if state.stage == "wide":
+        # A loss that hardly moves over the whole range has nothing to say about it.
+        if max(values) - min(values) <= 1e-4 * max(abs(v) for v in values):
+            _keep(state, "the loss is the same over the whole range")
+            return
+        at_edge = points[best][0] in (min(state.factors), max(state.factors))
+        state.center = points[best][0]
+        if at_edge and state.num_moves < settings.max_moves:
+            state.num_moves += 1
+            return
+        state.stage = "narrow"
+        if not at_edge and 0 < best < len(points) - 1:
+            state.center = _vertex(points[best - 1 : best + 2])
+        return
+    near = [(f, s) for f, s in points if abs(math.log(f / state.center)) <= 1.001 * state.half_width]
+    state.chosen, spread = soft_minimum(near if len(near) >= 3 else points)
+    state.low, state.high = state.chosen / spread, state.chosen * spread
+    state.highest_stable = _highest_stable(state)
+    state.stage = "done"
+    at_edge = points[best][0] in (min(state.factors), max(state.factors))
+    state.reason = "the best is at the edge of what was tested" if at_edge else ""
+
+
+def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
+
+    The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance of the median
+    score from the lowest: noise moves it little, and a flat valley gives its middle.
+
+    >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
+    >>> round(center, 6), spread > 1
+    (1.0, True)
+    """
+    scores = sorted(s for _, s in points)
+    scale = scores[len(scores) // 2] - scores[0] or 1.0
+    weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
+    total = math.fsum(weights)
+    logs = [math.log(f) for f, _ in points]
+    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / total
+    variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total
+    # The weighted mean of independent points; an effective number of them carries the weight.
+    effective = total**2 / math.fsum(w * w for w in weights)
+    return math.exp(mean), math.exp(math.sqrt(variance / effective))
+
+
+def _vertex(points: Sequence[tuple[float, float]]) -> float:
+    """The lowest point of the parabola through three points, at most half a gap from the middle one."""
+    (_, a), (middle, b), (right, c) = points
+    curvature = a - 2 * b + c
+    shift = 0.5 * (a - c) / curvature if curvature > 0 else 0.0
+    return middle * (right / middle) ** min(0.5, max(-0.5, shift))
+
+
+def _highest_stable(state: ScoutState) -> float:
+    """The largest factor below the first, from the best on, that failed or ended worse than the smallest."""
+    points = sorted(zip(state.factors, state.scores, strict=True), key=lambda point: point[0])
+    untrained = next(score for _, score in points if score is not None)
+    stable = state.chosen
+    for factor, score in points:
+        if factor >= state.chosen:
+            if score is None or score > untrained:
+                return stable
+            stable = factor
+    return math.inf
+
+
+def _keep(state: ScoutState, reason: str) -> None:
+    state.stage, state.grid, state.reason = "done", [], reason
+    state.chosen = state.low = state.high = 1.0

@@ -1,0 +1,175 @@
+"""Anchor: where the run began and where it has been on average, for the anchored controller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from hdet.core.anchored import (
+    AnchoredController,
+    AnchoredState,
+    anchored_update,
+    averaging_weight,
+    next_control,
+)
+
+__all__ = ["Anchor", "decay_terms"]
+
+
+class Anchor:
+    """The two copies of the weights, the signal that adds up between control times, and the controllers.
+
+    Args:
+        settings: of the controller.
+        groups: the parameters, by group of the optimizer.
+        total_steps: length of the run.
+        factor_of_group: which controller each group belongs to.
+    """
+
+    def __init__(
+        self,
+        settings: AnchoredController,
+        groups: Sequence[Sequence[Tensor]],
+        *,
+        total_steps: int,
+        factor_of_group: Sequence[int],
+    ) -> None:
+        self.settings, self._total_steps = settings, total_steps
+        self._factor_of_group = list(factor_of_group)
+        self.states = [AnchoredState() for _ in range(max(factor_of_group) + 1)]
+        self.signals = [0.0] * len(self.states)
+        """Normalised, of the last control time."""
+        self.gate = ""
+        """Why the corrections no longer move."""
+        self._lowest_probe, self._num_risen = math.inf, 0
+        device = torch.device("cpu") if settings.copy_on_cpu else None
+        self._start = [[p.detach().to(device or p.device, copy=True) for p in group] for group in groups]
+        self.away = [[torch.zeros_like(x) for x in group] for group in self._start]
+        """E - x0."""
+        self._sums = [torch.zeros((), dtype=torch.float64, device=group[0].device) for group in self._start]
+        self._num_summed = 0
+        self._num_steps = self._last_control = 0
+        self._next_control = next_control(0, total_steps)
+
+    @torch.no_grad()
+    def add_signal(
+        self, gradients: Sequence[Sequence[Tensor | None]], decay_terms: Sequence[Sequence[Tensor | None]]
+    ) -> None:
+        """Before a step: add <g, E - x0>, on the device.
+
+        Args:
+            gradients: what the optimizer is about to use.
+            decay_terms: what weight decay adds to them; see :func:`decay_terms`.
+        """
+        for i, away in enumerate(self.away):
+            total = self._sums[i]
+            for parts in (gradients[i], decay_terms[i]):
+                for gradient, distance in zip(parts, away, strict=True):
+                    if gradient is not None:
+                        here = gradient.to(distance.device)
+                        total += torch.dot(here.reshape(-1), distance.reshape(-1))
+        self._num_summed += 1
+
+    @torch.no_grad()
+    def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> bool:
+        """After a step: move E towards the weights; whether a control time has come."""
+        self._num_steps += 1
+        weight = averaging_weight(self.settings, self._num_steps)
+        for parameters, away, start in zip(groups, self.away, self._start, strict=True):
+            here = [p.detach().to(a.device) for p, a in zip(parameters, away, strict=True)]
+            torch._foreach_mul_(away, 1 - weight)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(away, here, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(away, start, alpha=-weight)  # pyright: ignore[reportPrivateImportUsage]
+        return self._num_steps >= self._next_control
+
+    def own_signals(self) -> list[float]:
+        """The mean signal of every factor since the last control time; waits for the device."""
+        means = [0.0] * len(self.states)
+        for factor, total in zip(self._factor_of_group, torch.stack(self._sums).tolist(), strict=True):
+            means[factor] += total / max(1, self._num_summed)
+        return means
+
+    def control(self, signals: Sequence[float]) -> None:
+        """At a control time: move the corrections; the signals must be the same on all replicas."""
+        log_time = math.log(self._num_steps / max(1, self._last_control))
+        acts = self._num_steps >= self.settings.start * self._total_steps and not self.gate
+        for i, signal in enumerate(signals):
+            if math.isfinite(signal):
+                self.states[i], self.signals[i] = anchored_update(
+                    self.states[i], signal, log_time, self.settings, acts=acts
+                )
+        for total in self._sums:
+            total.zero_()
+        self._num_summed = 0
+        self._last_control = self._num_steps
+        self._next_control = next_control(self._num_steps, self._total_steps)
+
+    def watch(self, num_steps: int, probe: float | None) -> None:
+        """At a sync: close the gate where the training loss is no longer what should be lowered."""
+        limit = self.settings.repeats_after
+        if not self.gate and limit is not None and num_steps >= limit:
+            self.gate = "training data repeats"
+        if probe is not None and math.isfinite(probe):
+            self._lowest_probe = min(self._lowest_probe, probe)
+            has_risen = probe > self._lowest_probe + self.settings.max_rise * abs(self._lowest_probe)
+            self._num_risen = self._num_risen + 1 if has_risen else 0
+            if not self.gate and self._num_risen == 3:  # a single one may be chance
+                self.gate = "the loss on the probe keeps above its lowest"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, tensors on the CPU; the same on every replica after converging."""
+        return {
+            "states": [list(state) for state in self.states],
+            "signals": list(self.signals),
+            "gate": self.gate,
+            "lowest_probe": self._lowest_probe,
+            "num_risen": self._num_risen,
+            "start": [[x.cpu().clone() for x in group] for group in self._start],
+            "away": [[x.cpu().clone() for x in group] for group in self.away],
+            "sums": [total.item() for total in self._sums],
+            "counters": [self._num_summed, self._num_steps, self._last_control, self._next_control],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint."""
+        self.states = [AnchoredState(*saved) for saved in state["states"]]
+        self.signals = list(state["signals"])
+        self.gate = state["gate"]
+        self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
+        for mine, saved in ((self._start, state["start"]), (self.away, state["away"])):
+            for group, saved_group in zip(mine, saved, strict=True):
+                for i, value in enumerate(saved_group):
+                    group[i] = value.to(group[i].device, copy=True)
+        for total, value in zip(self._sums, state["sums"], strict=True):
+            total.fill_(value)
+        self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
+
+
+def decay_terms(
+    group: Mapping[str, Any],
+    parameters: Sequence[Tensor],
+    second_moments: Sequence[Tensor | None],
+    num_steps: int,
+    optimizer: Optimizer,
+) -> list[Tensor | None]:
+    """What weight decay adds to the gradients of what is really minimised, by parameter.
+
+    Coupled decay adds ``decay * x``. Decoupled decay (AdamW) shrinks x beside a step that is divided by the
+    root of the second moment, so it counts ``decay * sqrt(second moment) * x``.
+    """
+    decay = group.get("weight_decay", 0)
+    if not decay:
+        return [None] * len(parameters)
+    if not group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)):
+        return [decay * x.detach() for x in parameters]
+    correction = 1 - group["betas"][1] ** num_steps
+    return [
+        None if moment is None else decay * (moment / correction).sqrt() * x.detach()
+        for x, moment in zip(parameters, second_moments, strict=True)
+    ]

@@ -1,0 +1,155 @@
+"""Scouting: the scout while it runs, within the first steps of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.core.scout import (
+    Scout,
+    ScoutState,
+    advance,
+    fan_factors,
+    least_steps,
+    steps_per_fan,
+    trial_shape,
+)
+from hdet.hyperparameters import Dial
+from hdet.replicas import Replicas
+
+__all__ = ["Scouting", "check_scout", "is_adaptive", "set_local_gradients"]
+
+
+class Scouting:
+    """Which fan is running, which step of it, and what each replica's learning rate is.
+
+    Args:
+        settings: of the scout.
+        dials: of the learning rate; all are scaled together.
+        num_replicas: how many there are.
+        total_steps: length of the run, if known.
+        peaks: what a factor of one stands for, per dial and field.
+    """
+
+    def __init__(
+        self,
+        settings: Scout,
+        dials: Sequence[Dial],
+        *,
+        num_replicas: int,
+        total_steps: int | None,
+        peaks: Sequence[Sequence[float]],
+    ) -> None:
+        self.settings, self.dials, self._peaks = settings, list(dials), peaks
+        self._num_replicas, self._total_steps = num_replicas, total_steps
+        self.num_steps = steps_per_fan(settings, num_replicas, total_steps)
+        self.state = ScoutState()
+        self.begin_fan()
+
+    def begin_fan(self) -> None:
+        """Start the next fan, or the same one again."""
+        self.step = 0
+        self.factors = fan_factors(self.state, self.settings, self._num_replicas)
+
+    def put(self, factors: Sequence[float]) -> None:
+        """Tell the dials the learning rates of the coming step, each with its replica's factor."""
+        shape = trial_shape(self.step, self.num_steps)
+        for dial, peaks, factor in zip(self.dials, self._peaks, factors, strict=True):
+            dial.held = [shape * peak for peak in peaks]
+            dial.set_fields(factor)
+
+    @property
+    def tail_begins(self) -> int:
+        """The step of a fan from which training losses count."""
+        return round((1 - min(1.0, self.settings.tail)) * self.num_steps)
+
+    def take(self, scores: Sequence[float | None]) -> dict[str, Any]:
+        """The scores of the fan that has ended; what the record says of it."""
+        fan = {"factors": list(self.factors), "scores": list(scores), "peak_lr": self._peaks[0][0]}
+        advance(self.state, self.settings, self.factors, scores)
+        if self.state.stage != "done":
+            self.begin_fan()
+        return fan
+
+    def decide(self, num_steps_used: int, num_joined: int, *, is_adaptive: bool) -> dict[str, Any]:
+        """The factor for the run, and how it came about."""
+        state = self.state
+        found_nothing = state.chosen == state.low == state.high
+        transfer = 1.0
+        if not found_nothing:
+            remaining = max(1, (self._total_steps or 0) - num_steps_used)
+            share = min(1.0, self.num_steps / remaining) if self._total_steps else 1.0
+            transfer = self.settings.transfer(num_joined, share, is_adaptive=is_adaptive)
+        factor = state.chosen * transfer
+        reason = state.reason
+        if factor > state.highest_stable:
+            factor = max(state.chosen, state.highest_stable)
+            reason = "higher ones were not stable"
+        if self.settings.data_repeats and not found_nothing:
+            kept = min(max(1.0, 0.1 * factor), 0.5 * factor)
+            reason = "training data repeats: the planned one is " + (
+                "kept" if kept == 1 else "moved to the nearer end of the likely range"
+            )
+            factor = kept
+        return {
+            "chosen_factor": state.chosen,
+            "low": state.low,
+            "high": state.high,
+            "transfer": transfer,
+            "factor": factor,
+            "reason": reason,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers only. A fan that was begun is begun again."""
+        return self.state.to_json()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint."""
+        self.state = ScoutState(**state)
+        self.begin_fan()
+
+
+def check_scout(
+    scout: object,
+    *,
+    dials: Sequence[Dial],
+    model: nn.Module | None,
+    replicas: Replicas,
+    total_steps: int | None,
+) -> None:
+    """Raise if the scout could not do its work here."""
+    if not isinstance(scout, Scout):
+        raise TypeError(f"scout must be an hdet.Scout or None, got {scout!r} of type {type(scout).__name__}")
+    if not dials:
+        raise ValueError(
+            "explore must hold an hdet.LearningRate for the scout to find, got none: add "
+            "hdet.LearningRate(spread=0)"
+        )
+    if replicas.communicates and not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "model must be the DistributedDataParallel module for the scout, which keeps gradients local "
+            f"while it runs, got {type(model).__name__}: pass model=ddp_model"
+        )
+    steps_per_fan(scout, replicas.count, total_steps)  # raises if the length is not known
+    least = least_steps(scout, replicas.count, total_steps)
+    if total_steps is not None and total_steps < least:
+        raise ValueError(
+            f"total_steps must be at least {least} for this scout with {replicas.count} replicas, got "
+            f"{total_steps}: train longer, use more replicas, or leave the scout out"
+        )
+
+
+def is_adaptive(optimizer: Optimizer) -> bool:
+    """Whether steps are divided by the gradient's own size, as in Adam."""
+    return any(key in optimizer.defaults for key in ("betas", "alpha", "rho", "lr_decay"))
+
+
+def set_local_gradients(model: nn.Module | None, is_local: bool) -> None:
+    """Keep each rank's gradients to itself, or share them again; what ``no_sync`` does within a block."""
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = not is_local

@@ -1,0 +1,129 @@
+"""RunConfig: everything that a run is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hdet.core.checks import require_choice, require_count, require_flag, require_number
+
+__all__ = ["EXPLORABLE", "RunConfig"]
+
+EXPLORABLE = (
+    "lr",
+    "weight_decay",
+    "momentum",
+    "beta2",
+    "epsilon",
+    "dropout",
+    "attention_temperature",
+    "label_smoothing",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings of one training; plain values only, so that a folder can keep them as JSON.
+
+    >>> RunConfig(task="quadratic", lr=0.1, steps=100).replicas
+    8
+    """
+
+    task: str
+    """A built-in task or ``path/to/file.py:MyTask``."""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    lr: float
+    """Peak learning rate of the plan."""
+    steps: int
+    """Optimizer steps."""
+    replicas: int = 8
+    engine: Literal["virtual", "torchrun"] = "virtual"
+    """All replicas in this process, or one process each under torchrun."""
+    gradients: Literal["shared", "local"] = "shared"
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    """Of SGD."""
+    anneal: Literal["linear", "cosine", "none"] = "linear"
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    spread: float = 1 / 9
+    """Half-width of the replicas' learning rates around the plan; 0 for equal replicas."""
+    per_group: bool = False
+    """Whether each parameter group has its own learning-rate factor and correction."""
+    explore: dict[str, float] = field(default_factory=dict)
+    """Spreads of further hyperparameters."""
+    sync_every: int = 25
+    """Steps per round, T."""
+    scout: bool = False
+    """Find the learning rate by short trials in the first steps, then start over."""
+    scout_fraction: float = 0.03
+    """Share of the steps that the scout takes."""
+    controller: Literal["anchored", "log", "paper", "none"] = "log"
+    controller_start: int = 0
+    """Step from which the controller acts."""
+    probe: bool = True
+    """Compare replicas on one held-out batch, not on their own training losses."""
+    noise_scale: float = 0.0
+    """Perturb each replica's start by this share of the weights' size (warm start)."""
+    seed: int = 0
+    evaluate_every: int = 0
+    """Steps between evaluations of the averaged model; 0 evaluates about 20 times."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, above=0)
+        require_count("steps", self.steps)
+        require_count("replicas", self.replicas)
+        require_choice("engine", self.engine, ("virtual", "torchrun"))
+        require_choice("gradients", self.gradients, ("shared", "local"))
+        require_choice("optimizer", self.optimizer, ("adamw", "adam", "sgd"))
+        require_number("weight_decay", self.weight_decay, at_least=0)
+        require_number("momentum", self.momentum, at_least=0, below=1)
+        require_choice("anneal", self.anneal, ("linear", "cosine", "none"))
+        require_number("warmup", self.warmup, at_least=0, below=1)
+        require_number("spread", self.spread, at_least=0, below=1)
+        require_flag("per_group", self.per_group)
+        require_count("sync_every", self.sync_every)
+        require_flag("scout", self.scout)
+        require_number("scout_fraction", self.scout_fraction, above=0, below=1)
+        require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
+        require_count("controller_start", self.controller_start, at_least=0)
+        require_flag("probe", self.probe)
+        require_number("noise_scale", self.noise_scale, at_least=0)
+        require_count("seed", self.seed, at_least=0)
+        require_count("evaluate_every", self.evaluate_every, at_least=0)
+        for name, spread in self.explore.items():
+            require_choice("explore", name, EXPLORABLE)
+            require_number(f"explore {name}", spread, at_least=0)
+        if self.engine == "torchrun" and self.gradients == "local":
+            raise ValueError(
+                "gradients must be 'shared' with engine='torchrun', got 'local': use engine='virtual'"
+            )
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps between evaluations, a multiple of ``sync_every``."""
+        if self.evaluate_every:
+            return self.evaluate_every
+        rounds = max(1, self.steps // (20 * self.sync_every))
+        return rounds * self.sync_every
+
+    @property
+    def slug(self) -> str:
+        """A folder name for this run."""
+        task = re.sub(r"[^A-Za-z0-9]+", "-", self.task.rpartition(":")[2] or self.task).strip("-").lower()
+        return f"{task}-lr{self.lr:g}-seed{self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunConfig:
+        """The settings of a folder; keys that this version does not know are left out."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})

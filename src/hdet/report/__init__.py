@@ -1,0 +1,7 @@
+"""One self-contained HTML page from the directories of one or several runs."""
+
+from hdet.report.page import build_report
+from hdet.report.runs import Evaluation, Run, read_run
+from hdet.report.words import sentence
+
+__all__ = ["Evaluation", "Run", "build_report", "read_run", "sentence"]

@@ -1,0 +1,155 @@
+"""Pieces of the page as HTML. Every text that comes from a run is escaped here."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hdet.report.chart import Chart, short
+from hdet.report.compare import Cell
+from hdet.report.runs import Run, number
+from hdet.report.words import corrections, count, duration, excluded_events, figure, found_lr
+
+__all__ = ["figure_html", "notes_html", "results_html", "settings_html", "text", "tiles_html"]
+
+_MAX_METRICS = 4
+_MAX_TEXT = 4000
+
+
+def text(value: object) -> str:
+    """Any text, safe between tags and in attributes."""
+    return html.escape(str(value), quote=True)
+
+
+def tiles_html(run: Run) -> str:
+    """Key figures of a run; what is unknown has no tile."""
+    tiles = list(_tiles(run))
+    items = "".join(
+        f'<div class="tile{" first" if i == 0 else ""}"><dt>{text(label)}</dt><dd>{text(value)}'
+        f"<small>{text(hint) or '&nbsp;'}</small></dd></div>"
+        for i, (label, value, hint) in enumerate(tiles)
+    )
+    columns = len(tiles) if len(tiles) <= 6 else (len(tiles) + 1) // 2
+    return f'<dl class="tiles" style="--columns:{columns}">{items}</dl>' if items else ""
+
+
+def _tiles(run: Run) -> Iterable[tuple[str, str, str]]:
+    """Label, value and hint of each."""
+    if run.final_loss is not None:
+        yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
+    for name, value in list(run.final_metrics.items())[:_MAX_METRICS]:
+        yield short(name, 30), figure(value, 4), "held-out"
+    found, start, factors = found_lr(run), number(run.config.get("lr")), corrections(run)
+    if found is not None:
+        yield "Found learning rate", figure(found), f"started from {figure(start)}" if start else ""
+    elif start is not None:
+        ends = (
+            " to ".join(dict.fromkeys((figure(min(factors), 2), figure(max(factors), 2)))) if factors else ""
+        )
+        yield (
+            "Learning rate",
+            figure(start),
+            f"times {ends}, by group" if ends not in ("", "1") else "planned peak",
+        )
+    if run.last_step:
+        planned = number(run.config.get("steps"))
+        yield (
+            "Steps",
+            f"{run.last_step:,}",
+            f"of {int(planned):,}" if planned and planned != run.last_step else "",
+        )
+    seconds = number(run.result.get("seconds"))
+    if seconds is not None:
+        yield "Time", duration(seconds), run.status if run.status != "finished" else ""
+    if run.records:
+        events = excluded_events(run)
+        times = f", {count(len(events), 'time')} in all" if events else ""
+        yield (
+            "Replicas left out",
+            str(len({replica for _, replica, _ in events})),
+            f"of {run.num_replicas}{times}",
+        )
+        milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
+        if seconds and math.isfinite(milliseconds) and milliseconds:
+            share = figure(milliseconds / seconds / 10, 2)
+            yield "Cost of syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
+
+
+def notes_html(notes: Sequence[str]) -> str:
+    """A visible warning about what could not be read."""
+    if not notes:
+        return ""
+    items = "".join(f"<li>{text(note)}</li>" for note in notes)
+    return (
+        f'<div class="notes" role="note"><strong>Not everything could be read.</strong><ul>{items}</ul></div>'
+    )
+
+
+def figure_html(chart: Chart, identity: str, *, level: int, is_wide: bool) -> str:
+    """The frame of a chart; the page's script draws into it."""
+    key = '<span class="key">lowest value <i></i> highest value</span>' if chart.has_spread_key else ""
+    label = text(f"Chart: {chart.title}. {chart.caption} The numbers are in the table below.")
+    return (
+        f'<figure class="{"wide" if is_wide else "half"}" aria-labelledby="{identity}-title">'
+        f'<div class="head"><h{level} class="title" id="{identity}-title">{text(chart.title)}</h{level}>'
+        f'<div class="tools" data-choice="{text(chart.choice_label)}">{key}</div></div>'
+        f'<div class="plot" id="{identity}" role="group" style="min-height:{chart.height}px" '
+        f'aria-label="{label}"></div>'
+        f"<figcaption>{text(chart.caption)}</figcaption>"
+        '<details class="numbers"><summary>Numbers</summary></details></figure>'
+    )
+
+
+def results_html(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """The table of final results; its heads are buttons that sort it."""
+    numeric = [all(not isinstance(row[i].value, str) for row in rows) for i in range(len(head))]
+    heads = "".join(
+        f'<th scope="col" class="{"number" * is_number}"><button type="button">{text(name)}</button></th>'
+        for name, is_number in zip(head, numeric, strict=True)
+    )
+    lines = []
+    for row in rows:
+        cells = [f'<th scope="row" data-value="{text(row[0].value)}">{text(row[0].text)}</th>']
+        for i, cell in enumerate(row[1:], 1):
+            classes = " ".join(["number"] * numeric[i] + ["best"] * cell.is_best)
+            mark = (
+                ' <span aria-hidden="true">★</span><span class="hidden-text"> (best)</span>'
+                if cell.is_best
+                else ""
+            )
+            value = "" if cell.value is None else cell.value
+            cells.append(f'<td class="{classes}" data-value="{text(value)}">{text(cell.text)}{mark}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        '<div class="scroll results" tabindex="0" role="region" aria-label="Final results of all runs">'
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def settings_html(run: Run, level: int) -> str:
+    """Settings, result and environment as tables."""
+    parts = (("Settings", run.config), ("Result", run.result), ("Environment", run.environment))
+    sections = "".join(
+        f'<section><h{level} class="title">{name}</h{level}><table>{_rows(entries)}</table></section>'
+        for name, entries in parts
+        if entries
+    )
+    return f'<div class="settings">{sections}</div>' if sections else ""
+
+
+def _rows(entries: Mapping[str, Any]) -> str:
+    return "".join(
+        f'<tr><th scope="row">{text(key)}</th><td>{text(_shown(value))}</td></tr>'
+        for key, value in entries.items()
+    )
+
+
+def _shown(value: Any) -> str:
+    try:
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        shown = "nested too deeply"
+    return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"

@@ -1,0 +1,245 @@
+"""Charts of the training itself: losses, probes, metrics, cost of the syncs, replicas left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hdet.report.chart import Chart, Choice, Trace, line, spread_color
+from hdet.report.runs import Run
+from hdet.report.series import Slot, by_replica, by_slot, explored, thin
+from hdet.report.words import excluded_events
+from hdet.telemetry import RoundRecord
+
+__all__ = ["health_charts", "training_charts"]
+
+_MAX_CHOICES = 6
+_MAX_LINES = 16
+_MAX_BARS = 240
+_PHASES = ("probe", "measure", "converge", "steer")
+
+
+def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Losses of the replicas and of the base run, the probe, and metrics."""
+    unit = run.loss_unit
+    held_out = [e for e in run.evaluations if e.loss is not None]
+    base = _evaluated([e.step for e in held_out], [e.loss for e in held_out], max_points, unit)
+    chosen = _replica_choices(run, "losses", max_points, unit)
+    if held_out or chosen:
+        caption = "The strong line is the averaged model on held-out data. " if held_out else ""
+        if chosen:
+            caption += (
+                "Thin lines are training losses of the replicas, round by round, coloured by where they "
+                "stood in the spread: look for one colour that stays below the others."
+            )
+        yield Chart(
+            title="Loss",
+            caption=caption,
+            traces=[base] if held_out else [],
+            y_title=f"loss ({unit})" if unit else "loss",
+            height=400,
+            is_log=False,
+            choices=chosen,
+            choice_label="Colour by",
+            has_spread_key=any(c.label != "replica" for c in chosen),
+        )
+    names = dict.fromkeys(name for e in run.evaluations for name in e.metrics if name != "loss")
+    for name in names:
+        found = [(e.step, e.metrics[name]) for e in run.evaluations if name in e.metrics]
+        yield Chart(
+            title=f"Metric: {name}",
+            caption="The averaged model on held-out data.",
+            traces=[_evaluated([s for s, _ in found], [v for _, v in found], max_points, "", name)],
+            y_title=name,
+            hover="x unified",
+            height=260,
+            is_wide=False,
+        )
+    probes = _replica_choices(run, "probes", max_points, unit)
+    if probes:
+        yield Chart(
+            title="Probe",
+            caption="Loss of every replica on the same batch, just before they are averaged. The controller "
+            "compares these, free of the luck of each replica's own batches.",
+            y_title=f"probe loss ({unit})" if unit else "probe loss",
+            is_log=False,
+            choices=probes,
+            choice_label="Colour by",
+            has_spread_key=any(c.label != "replica" for c in probes),
+        )
+
+
+def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """What the syncs cost, and which replicas were left out."""
+    cost, size = _cost(run.records)
+    if cost:
+        each = "every sync" if size == 1 else f"a sync, as means over {size} of them"
+        yield Chart(
+            title="Cost of the syncs",
+            caption=f"Time on the host for {each}, by what it was spent on. A slow first sync is the setting "
+            "up of buffers; a rising trend is worth a look.",
+            traces=cost,
+            y_title="milliseconds",
+            hover="x unified",
+            height=280,
+            is_wide=False,
+            layout={"barmode": "stack", "bargap": 0.15, "xaxis": {"type": "category"}},
+        )
+    timeline = _timeline(run)
+    if timeline:
+        replicas = max((len(r.losses) for r in run.records), default=0)
+        replicas = max([replicas, *(r + 1 for _, r, _ in excluded_events(run))])
+        yield Chart(
+            title="Replicas left out",
+            caption="Each mark is a sync in which a replica did not count, or had losses that were not "
+            "finite. Marks in one row point at one worker; marks in one column, at the step.",
+            traces=timeline,
+            y_title="replica",
+            height=280,
+            is_wide=False,
+            is_table_of_points=True,
+            layout={
+                "xaxis": {"range": [0, 1.03 * run.last_step]},
+                "yaxis": {"range": [replicas - 0.5, -0.5], "dtick": max(1, replicas // 8), "tick0": 0},
+            },
+        )
+
+
+def _evaluated(
+    steps: Sequence[int], values: Sequence[float | None], max_points: int, unit: str, name: str = ""
+) -> Trace:
+    kept = thin([values], max_points)
+    trace = line(
+        [steps[i] for i in kept],
+        [values[i] for i in kept],
+        name or "held-out loss of the averaged model",
+        "--accent" if name else "--strong",
+        width=2.5 if name else 3,
+        unit=unit,
+    )
+    if len(kept) <= 60:
+        trace |= {"mode": "lines+markers", "marker": {"size": 6}}
+    return trace
+
+
+def _replica_choices(run: Run, field: str, max_points: int, unit: str) -> list[Choice]:
+    records = [record for record in run.records if any(v is not None for v in getattr(record, field))]
+    if not records:
+        return []
+    steps = [record.step for record in records]
+    columns = by_replica(records, field)
+    is_much = len(columns) > _MAX_LINES or max_points < 250
+    names = explored(run)[: 1 if is_much else _MAX_CHOICES]
+    # Numbers on the page: replicas x rounds x choices. Lines of many replicas need fewer points each.
+    num_lines = min(_MAX_LINES, len(columns)) * (len(names) + 1)
+    kept = thin([column.values for column in columns], min(max_points, max(40, 6 * max_points // num_lines)))
+    style = _LineStyle(
+        [steps[i] for i in kept], kept, "probe loss" if field == "probes" else "training loss", unit
+    )
+    choices = [Choice(f"position of {name}", style.lines(by_slot(records, field, name))) for name in names]
+    return [*choices, Choice("replica", style.lines(columns, are_replicas=True))]
+
+
+@dataclass
+class _LineStyle:
+    """What the lines of all replicas have in common."""
+
+    steps: list[int]
+    kept: list[int]
+    what: str
+    unit: str
+
+    def lines(self, slots: Sequence[Slot], *, are_replicas: bool = False) -> list[Trace]:
+        """A line per slot, or a band and some of the lines if there are many."""
+        traces = self._band(slots) if len(slots) > _MAX_LINES else []
+        last, num_drawn = len(slots) - 1, min(len(slots), _MAX_LINES)
+        for k in sorted({round(i * last / max(1, num_drawn - 1)) for i in range(num_drawn)}):
+            slot = slots[k]
+            name = f"replica {k}" if are_replicas else f"{self.what}, position {slot.position:+.2f}"
+            trace = self._line(
+                name, "--replica" if are_replicas else spread_color(slot.position), slot.values
+            )
+            if not are_replicas:
+                trace["customdata"] = [slot.replicas[i] for i in self.kept]
+                trace["hovertemplate"] = trace["hovertemplate"].replace(
+                    "<extra>", "<br>replica %{customdata}<extra>"
+                )
+            traces.append(trace)
+        # One entry in the legend switches all of them.
+        label = f"{self.what} of the replicas" + (
+            f" ({num_drawn} of {len(slots)})" if last >= num_drawn else ""
+        )
+        entry = line([None], [None], label, "--replica", width=1.5, legendgroup="replicas")
+        return [*traces, {**entry, "hoverinfo": "skip", "meta": ["", "legend"]}]
+
+    def _line(self, name: str, color: str, values: Sequence[float | None]) -> Trace:
+        trace = line(self.steps, [values[i] for i in self.kept], name, color, width=1.2, unit=self.unit)
+        trace |= {"opacity": 0.85, "legendgroup": "replicas", "showlegend": False}
+        if len(self.kept) == 1:
+            trace |= {"mode": "markers", "marker": {"color": color, "size": 7}}
+        return trace
+
+    def _band(self, slots: Sequence[Slot]) -> list[Trace]:
+        rows = [
+            [v for slot in slots if (v := slot.values[i]) is not None] for i in range(len(slots[0].values))
+        ]
+        edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
+        low = self._line("lowest of all", "--band", [min(row, default=None) for row in rows]) | edge
+        high = self._line("highest of all", "--band", [max(row, default=None) for row in rows]) | edge
+        return [low, {**high, "fill": "tonexty", "fillcolor": "--band"}]
+
+
+def _cost(records: Sequence[RoundRecord]) -> tuple[list[Trace], int]:
+    timed = [record for record in records if record.milliseconds]
+    if not timed:
+        return [], 1
+    names = dict.fromkeys(_PHASES) | dict.fromkeys(name for record in timed for name in record.milliseconds)
+    size = math.ceil(len(timed) / _MAX_BARS)
+    bars = [timed[i : i + size] for i in range(0, len(timed), size)]
+    traces = []
+    for index, name in enumerate(names):
+        heights = [sum(r.milliseconds.get(name, 0.0) for r in bar) / len(bar) for bar in bars]
+        if any(heights):
+            traces.append(
+                {
+                    "type": "bar",
+                    "name": name,
+                    "x": [bar[-1].step for bar in bars],
+                    "y": heights,
+                    "marker": {
+                        "color": f"--series-{(0, 4, 3, 2)[index] + 1 if index < 4 else index % 8 + 1}"
+                    },
+                    "hovertemplate": "%{y:.3~g} ms",
+                }
+            )
+    return traces, size
+
+
+def _timeline(run: Run) -> list[Trace]:
+    left_out = excluded_events(run)
+    counts = [
+        (record.step, replica, f"{count} losses were not finite" if count > 1 else "one loss was not finite")
+        for record in run.records
+        for replica, count in enumerate(record.num_nonfinite_losses)
+        if count and replica not in record.excluded
+    ]
+    traces = []
+    for events, name, symbol, color in (
+        (left_out, "left out of the mean", "x", "--alarm"),
+        (counts, "losses not finite", "circle-open", "--replica"),
+    ):
+        if events:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": [step for step, _, _ in events[:2000]],
+                    "y": [replica for _, replica, _ in events[:2000]],
+                    "customdata": [why for _, _, why in events[:2000]],
+                    "marker": {"color": color, "size": 10, "symbol": symbol},
+                    "hovertemplate": "replica %{y}<br>step %{x:,}<br>%{customdata}<extra></extra>",
+                }
+            )
+    return traces

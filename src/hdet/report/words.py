@@ -1,0 +1,282 @@
+"""The run in plain words, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hdet.report.runs import Run, number, numbers
+
+__all__ = [
+    "are_comparable",
+    "comparison_sentence",
+    "corrections",
+    "count",
+    "duration",
+    "excluded_events",
+    "figure",
+    "found_lr",
+    "is_learning_rate",
+    "sentence",
+]
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number as one would say it: plain where that is short, else with an exponent.
+
+    >>> figure(0.41234), figure(3e-4), figure(0.00039312, 2), figure(1234567.0), figure(0.0), figure(None)
+    ('0.412', '3e-4', '3.9e-4', '1.23e6', '0', 'unknown')
+    >>> figure(1.0), figure(600.0), figure(43210.0)
+    ('1', '600', '43200')
+    """
+    if value is None:
+        return "unknown"
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "not finite"
+    rounded = float(f"{value:.{digits}g}")
+    if 0.01 <= abs(rounded) < 1e5:
+        text = f"{rounded:.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(amount: int, what: str) -> str:
+    """An amount and its noun.
+
+    >>> count(1, "replica"), count(12000, "step")
+    ('1 replica', '12,000 steps')
+    """
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    >>> duration(0.25), duration(41.3), duration(200), duration(7530), duration(200000)
+    ('0.25 s', '41 s', '3 min 20 s', '2 h 6 min', '2 d 8 h')
+    """
+    if seconds < 10:
+        return f"{figure(seconds, 2)} s"
+    for size, unit, smaller_size, smaller in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        whole, rest = divmod(round(seconds / smaller_size), size // smaller_size)
+        if whole:
+            return f"{whole} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{round(seconds)} s"
+
+
+def is_learning_rate(name: str) -> bool:
+    """Whether a hyperparameter is the learning rate, of all parameter groups or of one.
+
+    >>> [is_learning_rate(name) for name in ("lr", "lr.embedding", "lr[1]", "lr_floor")]
+    [True, True, True, False]
+    """
+    return re.fullmatch(r"lr([./\[].*)?", name, re.DOTALL) is not None
+
+
+def excluded_events(run: Run) -> list[tuple[int, int, str]]:
+    """Every replica that was left out of a sync: step, replica, reason."""
+    return [(record.step, replica, why) for record in run.records for replica, why in record.excluded.items()]
+
+
+def sentence(run: Run) -> str:
+    """What happened in the run, in two to four plain sentences.
+
+    >>> from pathlib import Path
+    >>> sentence(Run(path=Path("runs/a"), name="a"))
+    'Nothing has been recorded of this run yet.'
+    """
+    if not (run.records or run.evaluations or run.result or run.finder):
+        return "Nothing has been recorded of this run yet."
+    parts = [_training(run), *_learning_rate(run)]
+    if run.records:
+        parts.append(_left_out(run))
+    return " ".join(part for part in parts if part)
+
+
+def comparison_sentence(runs: Sequence[Run]) -> str:
+    """Which of several runs ended best, where they can be compared at all."""
+    losses = [(run.final_loss, run.name) for run in runs if run.final_loss is not None]
+    if len(losses) < 2:
+        known = "one has" if losses else "none has"
+        return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
+    if not are_comparable(runs):
+        return (
+            f"{count(len(runs), 'run')} on different tasks: their losses cannot be compared with each other."
+        )
+    (best, name), (worst, other) = min(losses), max(losses)
+    text = f"{count(len(runs), 'run')} compared. “{name}” has the lowest held-out loss, {figure(best, 4)}"
+    if best > 0 and worst > best:
+        above = (
+            f"{figure(100 * (worst / best - 1), 2)} % above it" if worst < 2 * best else f"{figure(worst)}"
+        )
+        text += f"; the highest, of “{other}”, is {above}"
+    return text + "."
+
+
+def are_comparable(runs: Sequence[Run]) -> bool:
+    """Whether all runs measured the same loss on the same task."""
+    return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
+
+
+def found_lr(run: Run) -> float | None:
+    """The learning rate that the run found, as a peak: stated, or the start times what was learned."""
+    stated = number(run.result.get("found_lr"))
+    if stated is not None:
+        return stated
+    start, chosen, factors = number(run.config.get("lr")), _scouted_lr(run), corrections(run)
+    factor = _anchored_factor(run)
+    if factor is None and len(factors) == 1:
+        factor = factors[0]
+    start = chosen or start
+    return start * factor if start is not None and factor is not None else chosen
+
+
+def corrections(run: Run) -> list[float]:
+    """Final factors of the controller on the planned learning rates, one per parameter group."""
+    if not run.records or not _has_controller(run) or run.config.get("controller") == "paper":
+        return []  # the paper's form has no factor: it holds the value itself
+    last = run.records[-1].correction
+    return [c for name, c in last.items() if is_learning_rate(name) and math.isfinite(c)]
+
+
+def _scouted_lr(run: Run) -> float | None:
+    scout = run.finder.get("scout")
+    return number(scout.get("chosen_lr")) if isinstance(scout, dict) else None
+
+
+def _anchored_factor(run: Run) -> float | None:
+    anchored = run.finder.get("anchored")
+    logs = numbers(anchored.get("log_factor")) if isinstance(anchored, dict) else []
+    known = [u for u in logs if u is not None]
+    return math.exp(max(-700.0, min(700.0, known[-1]))) if known else None
+
+
+def _training(run: Run) -> str:
+    planned, last = number(run.config.get("steps")), run.last_step
+    who = count(run.num_replicas, "replica") if run.num_replicas else "The replicas"
+    is_short = planned is not None and (last < planned or run.status == "unfinished")
+    steps = f"{last:,} of {count(int(planned or 0), 'step')}" if is_short else count(last, "step")
+    seconds = number(run.result.get("seconds"))
+    time = f" in {duration(seconds)}" if seconds is not None else ""
+    where = _loss_so_far(run)
+    if run.status == "failed":
+        text = f"The run failed after {steps}{time}" + (f", at {where}" if where else "") + "."
+        reason = run.result.get("error") or run.result.get("reason")
+        return text + (f" The reason: {reason}." if isinstance(reason, str) else "")
+    if run.status == "stopped":
+        return f"{who} trained for {steps}{time}, then the run was stopped" + (
+            f" at {where}." if where else "."
+        )
+    if run.status == "unfinished":
+        if not last:
+            return "This run is unfinished: it has not trained yet."
+        has = "has" if run.num_replicas == 1 else "have"
+        return f"This run is unfinished: {who.lower()} {has} trained for {steps}" + (
+            f" and stand at {where}." if where else "."
+        )
+    return f"{who} trained for {steps}{time}" + (f" and ended at {where}." if where else ".")
+
+
+def _loss_so_far(run: Run) -> str:
+    if run.final_loss is None:
+        return ""
+    unit = f" {run.loss_unit}" if run.loss_unit else ""
+    first = next((e.loss for e in run.evaluations if e.loss is not None), None)
+    began = f" (it began at {figure(first)})" if first is not None and len(run.evaluations) > 1 else ""
+    return f"a held-out loss of {figure(run.final_loss)}{unit}{began}"
+
+
+def _learning_rate(run: Run) -> Iterable[str]:
+    start, scout = number(run.config.get("lr")), run.finder.get("scout")
+    from_start = f"Started from a learning rate of {figure(start)}, the" if start is not None else "The"
+    if isinstance(scout, dict):
+        yield _scouted(scout, start)
+        start, from_start = _scouted_lr(run) or start, "From there, the"
+    factor, anchored = _anchored_factor(run), run.finder.get("anchored")
+    if factor is not None and isinstance(anchored, dict):
+        at_peak = f", to {figure(start * factor, 2)} at its peak" if start is not None else ""
+        yield f"{from_start} anchored controller moved it by a factor of {figure(factor)}{at_peak}."
+        gate = anchored.get("gate")
+        if isinstance(gate, dict) and number(gate.get("step")) is not None:
+            yield f"It was held from step {int(gate['step']):,} on: {gate.get('reason', 'no reason given')}."
+    elif not _has_controller(run):
+        if start is not None and not isinstance(scout, dict):
+            yield f"Without a controller, the learning rate kept to its plan, with a peak of {figure(start)}."
+    elif run.config.get("controller") == "paper":
+        values = [
+            v for r in run.records for name, t in r.base_trace.items() if is_learning_rate(name) for v in t
+        ]
+        last = (
+            [v for name, v in run.records[-1].base.items() if is_learning_rate(name)] if run.records else []
+        )
+        if values and last:
+            ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
+            peak = figure(max(values + last), 2)
+            yield f"{from_start} controller held it itself: it peaked at {peak} and ended at {ends}."
+    else:
+        yield _moved(run, start, from_start)
+
+
+def _moved(run: Run, start: float | None, from_start: str) -> str:
+    factors, found = corrections(run), found_lr(run)
+    if len(factors) > 1:
+        low, high = figure(min(factors)), figure(max(factors))
+        by = f"a factor of {low}" if low == high else f"factors from {low} to {high}"
+        return f"{from_start} controller moved the learning rates of {len(factors)} parameter groups by {by}."
+    if found is not None and start:
+        return (
+            f"{from_start} controller moved it by a factor of {figure(found / start)}, "
+            f"to {figure(found, 2)} at its peak."
+        )
+    return f"{from_start} controller moved it by a factor of {figure(factors[0])}." if factors else ""
+
+
+def _scouted(scout: dict[str, Any], start: float | None) -> str:
+    rounds = (
+        [r for r in scout.get("rounds") or [] if isinstance(r, dict)]
+        if isinstance(scout.get("rounds"), list)
+        else []
+    )
+    tried = [lr for r in rounds for lr in numbers(r.get("lrs")) if lr]
+    chosen, low, high = (number(scout.get(key)) for key in ("chosen_lr", "low", "high"))
+    from_start = f"Started from a learning rate of {figure(start)}, a" if start is not None else "A"
+    text = f"{from_start} scout"
+    text += (
+        f" tried {figure(min(tried), 2)} to {figure(max(tried), 2)} in {count(len(rounds), 'round')}"
+        if tried
+        else " ran"
+    )
+    text += f" and chose {figure(chosen, 2)}" if chosen is not None else " and chose nothing"
+    if chosen is not None and low is not None and high is not None:
+        text += f" (likely between {figure(low, 2)} and {figure(high, 2)})"
+    return text + "."
+
+
+def _left_out(run: Run) -> str:
+    events = excluded_events(run)
+    replicas = sorted({replica for _, replica, _ in events})
+    if not events:
+        return "No replica was left out."
+    if len(replicas) == 1:
+        return f"Replica {replicas[0]} was left out of {count(len(events), 'sync')}."
+    if len(replicas) > 5:
+        return f"{len(replicas)} replicas were left out, {len(events)} times in all."
+    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}"
+    return f"Replicas {names} were left out, {len(events)} times in all."
+
+
+def _has_controller(run: Run) -> bool:
+    stated = run.config.get("controller")
+    if isinstance(stated, str):
+        return stated not in ("none", "")
+    return any(record.signal for record in run.records)

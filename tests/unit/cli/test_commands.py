@@ -1,0 +1,169 @@
+"""The command line as its users meet it: exit codes, what is on stdout and what on stderr, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from hdet.cli.app import app
+
+QUICK = ["--task", "quadratic", "--steps", "60", "--sync-every", "10", "--replicas", "2", "--lr", "0.05"]
+
+
+@pytest.fixture
+def hdet(tmp_path, monkeypatch):
+    """Runs a command in this process, in the test's own folder; returns stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments, expect=0):
+        result = CliRunner().invoke(app, arguments, prog_name="hdet", catch_exceptions=False)
+        assert result.exit_code == expect, result.output
+        return result.stdout, result.stderr
+
+    return call
+
+
+def start(command, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_run_writes_a_folder_and_a_report_and_says_where(hdet, tmp_path):
+    out, err = hdet("run", *QUICK)
+    folder = tmp_path / "runs" / "quadratic-lr0.05-seed0"
+    assert {p.name for p in folder.iterdir()} == {
+        "checkpoint.pt",
+        "config.json",
+        "environment.json",
+        "evaluations.jsonl",
+        "records.jsonl",
+        "report.html",
+        "result.json",
+    }
+    assert "report: runs/quadratic-lr0.05-seed0/report.html" in out
+    assert "finished" in out
+    assert "\x1b" not in out + err  # no colours and no progress bar in a pipe
+    again, _ = hdet("run", *QUICK)
+    assert "runs/quadratic-lr0.05-seed0-2/report.html" in again  # nothing is overwritten
+
+
+def test_json_is_one_object_on_stdout(hdet, tmp_path):
+    out, err = hdet("run", *QUICK, "--json", "--out", "here")
+    result = json.loads(out)
+    assert {"final_loss", "metrics", "found_lr", "base_lr", "steps", "seconds", "run_dir"} <= set(result)
+    assert (result["status"], result["steps"], result["run_dir"]) == ("finished", 60, "here")
+    assert "report:" in err
+    out, err = hdet("run", *QUICK, "--json", "--quiet", "--out", "there")
+    assert (json.loads(out)["final_loss"], err) == (result["final_loss"], "")
+
+
+def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
+    for arguments, message in (
+        (["--lr", "-1"], "lr must be a number above 0, got -1.0"),
+        (["--task", "nope"], "task must be one of feed, charlm, digits, quadratic or path/to/file.py:MyTask"),
+        (["--explore", "colour=1"], "explore must be one of"),
+        (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
+    ):
+        out, err = hdet("run", *QUICK, *arguments, expect=2)
+        assert message in err
+        assert "Traceback" not in err
+        assert not out
+        assert not list(tmp_path.iterdir())  # nothing was changed
+    _, err = hdet("resume", "nowhere", expect=2)
+    assert "must be the folder of a run" in err
+    _, err = hdet("report", "nowhere", expect=2)
+    assert "nowhere" in err
+
+
+def test_a_run_that_diverges_exits_with_one(hdet, tmp_path):
+    arguments = ["--optimizer", "sgd", "--lr", "1e9", "--json"]
+    out, _ = hdet("run", *QUICK, *arguments, expect=1)
+    assert json.loads(out)["status"] == "failed"
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_saves_and_resume_ends_where_the_whole_run_does(hdet, tmp_path):
+    arguments = [*QUICK, "--steps", "2000", "--json"]
+    whole, _ = hdet("run", *arguments, "--out", "whole")
+    process = start(["hdet", "run", *arguments, "--out", "parts"], tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "parts" / "checkpoint.pt").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert json.loads(out)["status"] == "stopped"
+    assert "go on with: hdet resume parts" in err
+    resumed, _ = hdet("resume", "parts", "--json")
+    assert json.loads(resumed)["final_loss"] == json.loads(whole)["final_loss"]
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_engine_and_torchrun_itself_give_the_same(hdet, tmp_path):
+    arguments = [*QUICK, "--json"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hdet"]
+    outputs = []
+    for command in (
+        ["hdet", "run", *arguments, "--engine", "torchrun", "--out", "ours"],
+        [*torchrun, "run", *arguments],
+    ):
+        process = start(command, tmp_path)
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, out + err
+        outputs.append(out)
+    one, two = map(json.loads, outputs)
+    assert one["final_loss"] == two["final_loss"]
+    virtual, _ = hdet("run", *arguments, "--out", "virtual")
+    assert one["final_loss"] == pytest.approx(json.loads(virtual)["final_loss"], rel=1e-5)
+    assert (tmp_path / two["run_dir"] / "report.html").exists()
+
+
+def test_sweep_and_report_compare_runs(hdet, tmp_path):
+    sweep = ["sweep", "--task", "quadratic", "--steps", "40", "--lrs", "0.001,0.03,1", "--out", "s"]
+    out, _ = hdet(*sweep, "--json")
+    result = json.loads(out)
+    assert [p["base_lr"] for p in result["points"]] == [0.001, 0.03, 1.0]
+    assert result["best"] == min(result["points"], key=lambda p: p["final_loss"])
+    out, _ = hdet(*sweep)
+    assert "← best" in out
+    records = tmp_path / "s" / "lr1" / "records.jsonl"
+    records.write_text(records.read_text() + '{"round": 99, "ste')
+    out, _ = hdet("report", "s/lr1", "s/lr0.03", "--out", "both.html", "--json")
+    assert json.loads(out)["notes"]["lr1"]
+    assert (tmp_path / "both.html").stat().st_size < 6_000_000
+
+
+def test_trackers_can_be_named(hdet, tmp_path):
+    hdet("run", *QUICK, "--track", "tensorboard", "--out", "t")
+    assert list((tmp_path / "t" / "tensorboard").iterdir())
+
+
+def test_plan_predicts_and_explains(hdet, tmp_path):
+    arguments = ["--parameters", "125M", "--replicas", "8", "--step-seconds", "0.5", "--bandwidth", "25"]
+    out, _ = hdet("plan", *arguments, "--json")
+    assert json.loads(out)["overhead_percent"] == pytest.approx(0.114, abs=0.001)
+    out, _ = hdet("plan", *arguments)
+    assert "% of training time" in out
+    _, err = hdet("plan", *arguments[2:], "--parameters", "lots", expect=2)
+    assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])
+def test_help_teaches(command, hdet, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out, _ = hdet(command, "--help")
+    assert "Usage: hdet" in out
+    assert "\x1b" not in out

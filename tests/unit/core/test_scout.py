@@ -1,0 +1,98 @@
+"""The scout's decisions, on responses whose best learning rate is known."""
+
+import math
+
+import pytest
+
+from hdet.core.scout import Scout, ScoutState, advance, fan_factors, soft_minimum, steps_per_fan
+
+SETTINGS = Scout()
+
+
+def scouted(response, num_replicas=8, settings=SETTINGS):
+    """Run the scout on a function of the factor; the state and the number of fans."""
+    state, num_fans = ScoutState(), 0
+    while state.stage != "done":
+        factors = fan_factors(state, settings, num_replicas)
+        advance(state, settings, factors, [response(f) for f in factors])
+        num_fans += 1
+        assert num_fans < 60
+    return state, num_fans
+
+
+def valley(best, width=1.0):
+    return lambda factor: 2 + (math.log(factor / best) / width) ** 2
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5, 8, 16, 64])
+@pytest.mark.parametrize("best", [0.05, 0.3, 1.0, 7.0])
+def test_a_valley_is_found_with_any_number_of_replicas(num_replicas, best):
+    state, num_fans = scouted(valley(best), num_replicas)
+    assert abs(math.log(state.chosen / best)) < math.log(1.35)
+    assert num_fans == 2 * math.ceil(6 / num_replicas)
+    assert state.low < state.chosen < state.high
+
+
+@pytest.mark.parametrize("best", [1e-4, 1e-3, 1e3, 1e4])
+def test_the_range_is_moved_to_a_best_outside_it(best):
+    state, num_fans = scouted(valley(best))
+    assert abs(math.log(state.chosen / best)) < math.log(1.35)
+    assert num_fans > 2
+
+
+def test_the_range_is_moved_only_so_often():
+    state, num_fans = scouted(lambda f: -math.log(f))  # the higher the better, without end
+    assert num_fans == 1 + SETTINGS.max_moves + 1
+    assert state.reason == "the best is at the edge of what was tested"
+    assert state.chosen > 1e5
+
+
+def test_failing_replicas_are_the_worst_and_bound_what_is_chosen():
+    def cliff(factor):
+        return valley(1.0)(factor) if factor < 3 else None
+
+    state, _ = scouted(cliff)
+    assert 0.5 < state.chosen < 2
+    assert state.chosen < state.highest_stable < 3
+    state, _ = scouted(lambda f: math.nan if f > 3 else valley(1.0)(f))
+    assert state.highest_stable < 3
+    state, _ = scouted(lambda f: 1e6 if f > 3 else valley(1.0, width=4)(f))  # finite, but spoilt
+    assert state.highest_stable < 3
+    assert scouted(valley(1.0))[0].highest_stable == math.inf
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (lambda f: 3.0, "the loss is the same over the whole range"),
+        (lambda f: 3.0 + 1e-5 * math.log(f), "the loss is the same over the whole range"),
+        (lambda f: None, "no replica had a finite score"),
+    ],
+)
+def test_what_says_nothing_changes_nothing(response, reason):
+    state, _ = scouted(response)
+    assert (state.chosen, state.low, state.high, state.reason) == (1.0, 1.0, 1.0, reason)
+
+
+def test_losses_below_zero_are_as_good_as_others():
+    state, _ = scouted(lambda f: valley(0.3)(f) - 100)
+    assert abs(math.log(state.chosen / 0.3)) < math.log(1.35)
+
+
+def test_noise_moves_the_soft_minimum_little():
+    points = [(math.exp(x / 4), 1 + (x / 4) ** 2 + 0.3 * math.sin(9 * x)) for x in range(-6, 7)]
+    center, spread = soft_minimum(points)
+    assert abs(math.log(center)) < 0.25
+    assert 1.05 < spread < 1.6
+
+
+def test_lengths_follow_the_run():
+    assert steps_per_fan(Scout(fraction=0.1), 8, 1000) == 50
+    assert steps_per_fan(Scout(fraction=0.12), 1, 10_000) == 100  # six learning rates per stage, one by one
+    assert steps_per_fan(Scout(steps=33), 8, None) == 33
+
+
+def test_the_transfer_is_by_batch_and_horizon():
+    assert Scout().transfer(8, 0.01, is_adaptive=True) == pytest.approx(8**0.27 * 0.01**0.2)
+    assert Scout().transfer(8, 0.01, is_adaptive=False) == pytest.approx(8**0.75 * 0.01**0.13)
+    assert Scout(batch_exponent=0.5, horizon_exponent=0.0).transfer(4, 0.1, is_adaptive=True) == 2.0

@@ -1,0 +1,157 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.report import Evaluation, Run, sentence
+from hdet.report.words import comparison_sentence, found_lr
+from hdet.telemetry import RoundRecord
+from tests.helpers.runs import finder
+
+CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
+RESULT = {"final_loss": 0.4123, "steps": 600, "seconds": 41.2, "status": "finished", "found_lr": 3.93e-4}
+
+
+def record(step: int = 600, **more: Any) -> RoundRecord:
+    return RoundRecord(round=0, step=step, num_replicas=8, **({"correction": {"lr": 1.31}} | more))
+
+
+def run(**more: Any) -> Run:
+    evaluations = [Evaluation(0, 0.69), Evaluation(600, 0.4123)]
+    fields = {"config": CONFIG, "records": [record()], "evaluations": evaluations, "result": RESULT}
+    return Run(**({"path": Path("runs/a"), "name": "a"} | fields | more))
+
+
+def test_a_finished_run() -> None:
+    assert sentence(run()) == (
+        "8 replicas trained for 600 steps in 41 s and ended at a held-out loss of 0.412 (it began at 0.69). "
+        "Started from a learning rate of 3e-4, the controller moved it by a factor of 1.31, to 3.9e-4 at its "
+        "peak. "
+        "No replica was left out."
+    )
+
+
+def test_the_factor_is_taken_from_the_records_if_nobody_stated_it() -> None:
+    without = {key: value for key, value in RESULT.items() if key != "found_lr"}
+    assert sentence(run(result=without)) == sentence(run())
+    assert found_lr(run(result=without)) == pytest.approx(3.93e-4)
+
+
+def test_the_unit_of_the_loss_is_said() -> None:
+    assert "0.412 bits per character (" in sentence(run(config=CONFIG | {"loss_unit": "bits per character"}))
+
+
+def test_an_unfinished_run() -> None:
+    text = sentence(
+        run(result={}, records=[record(300)], evaluations=[Evaluation(0, 0.69), Evaluation(300, 0.5)])
+    )
+    assert text.startswith(
+        "This run is unfinished: 8 replicas have trained for 300 of 600 steps and stand at a held-out loss of"
+    )
+
+
+def test_an_unfinished_run_that_has_not_evaluated() -> None:
+    text = sentence(run(result={}, records=[record(300, correction={})], evaluations=[]))
+    assert text.startswith("This run is unfinished: 8 replicas have trained for 300 of 600 steps. ")
+
+
+def test_a_failed_run() -> None:
+    result = {"status": "failed", "steps": 120, "seconds": 9.0, "error": "no replica is healthy"}
+    text = sentence(run(result=result, records=[record(120)], evaluations=[Evaluation(0, 0.69)]))
+    assert text.startswith(
+        "The run failed after 120 of 600 steps in 9 s, at a held-out loss of 0.69. "
+        "The reason: no replica is healthy."
+    )
+
+
+def test_a_stopped_run() -> None:
+    text = sentence(
+        run(result={"status": "stopped", "steps": 120, "seconds": 90.0}, records=[], evaluations=[])
+    )
+    assert text.startswith("8 replicas trained for 120 of 600 steps in 1 min 30 s, then the run was stopped.")
+
+
+def test_no_controller() -> None:
+    text = sentence(run(config=CONFIG | {"controller": "none"}, result=RESULT | {"found_lr": None}))
+    assert "Without a controller, the learning rate kept to its plan, with a peak of 3e-4." in text
+
+
+def test_several_groups() -> None:
+    text = sentence(run(records=[record(correction={"lr.a": 0.9, "lr.b": 1.31, "weight_decay": 7.0})]))
+    assert "moved the learning rates of 2 parameter groups by factors from 0.9 to 1.31." in text
+
+
+def test_the_form_of_the_paper() -> None:
+    records = [record(base_trace={"lr": [1e-4, 5e-4]}, base={"lr": 2e-4}, num_steps=2)]
+    text = sentence(run(config=CONFIG | {"controller": "paper"}, records=records))
+    assert "the controller held it itself: it peaked at 5e-4 and ended at 2e-4." in text
+
+
+def test_scout_and_anchored() -> None:
+    text = sentence(run(finder=finder()))
+    assert (
+        "Started from a learning rate of 3e-4, a scout tried 1e-6 to 0.04 in 2 rounds and chose 5.1e-3 "
+        in text
+    )
+    assert (
+        "(likely between 3.6e-3 and 7.1e-3). From there, the anchored controller moved it by a factor of"
+        in text
+    )
+    assert "It was held from step 240 on: the data began to repeat." in text
+
+
+def test_a_scout_alone() -> None:
+    config, result = CONFIG | {"controller": "none"}, {**RESULT, "found_lr": None}
+    text = sentence(run(finder={"scout": finder()["scout"]}, config=config, result=result))
+    assert "chose 5.1e-3" in text and "Without a controller" not in text
+    assert found_lr(run(finder={"scout": finder()["scout"]}, config=config, result=result)) == 5.1e-3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"scout": 5, "anchored": []},
+        {"scout": {"rounds": "none", "chosen_lr": "x"}, "anchored": {"log_factor": None, "gate": 3}},
+        {
+            "scout": {"rounds": [1, {"lrs": None}]},
+            "anchored": {"log_factor": [None, "x", 1e9], "gate": {"step": None}},
+        },
+    ],
+)
+def test_odd_finders_do_no_harm(odd: dict) -> None:
+    assert "8 replicas trained" in sentence(run(finder=odd))
+
+
+def test_replicas_left_out() -> None:
+    one = record(10, excluded={2: "loss"})
+    assert "Replica 2 was left out of 1 sync." in sentence(run(records=[one]))
+    assert "Replica 2 was left out of 2 syncs." in sentence(
+        run(records=[one, record(20, excluded={2: "loss"})])
+    )
+    several = [record(10, excluded={0: "x", 2: "x", 5: "x"})]
+    assert "Replicas 0, 2 and 5 were left out, 3 times in all." in sentence(run(records=several))
+    many = [record(10, excluded=dict.fromkeys(range(7), "x"))]
+    assert "7 replicas were left out, 7 times in all." in sentence(run(records=many))
+
+
+def test_nothing_recorded() -> None:
+    nothing = Run(path=Path("a"), name="a", config=CONFIG)
+    assert sentence(nothing) == "Nothing has been recorded of this run yet."
+
+
+def test_settings_of_the_wrong_kind_do_no_harm() -> None:
+    odd = {"lr": "high", "steps": None, "replicas": [], "controller": 5, "loss_unit": 3}
+    assert "8 replicas trained for 600 steps" in sentence(run(config=odd))
+
+
+def test_comparison() -> None:
+    runs = [run(name="a"), run(name="b", result=RESULT | {"final_loss": 0.5})]
+    assert comparison_sentence(runs) == (
+        "2 runs compared. “a” has the lowest held-out loss, 0.4123; the highest, of “b”, is 21 % above it."
+    )
+    other = replace(runs[1], config=CONFIG | {"task": "digits"})
+    assert "on different tasks" in comparison_sentence([runs[0], other])
+    empty = Run(path=Path("c"), name="c")
+    assert comparison_sentence([runs[0], empty]) == "2 runs, of which one has a held-out loss."
+    assert comparison_sentence([empty, empty]) == "2 runs, of which none has a held-out loss."
