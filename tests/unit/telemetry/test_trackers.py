@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -172,7 +173,10 @@ def test_wandb_reads_the_run(wandb_offline: Path) -> None:
     sink.write(records[0])  # back at a checkpoint: kept too
     sink.close()
     (path,) = wandb_offline.glob("wandb/offline-run-*/*.wandb")
-    runs, rows = _scan_wandb(path)
+    deadline = time.monotonic() + 30  # on a busy machine W&B's own process writes the file a little later
+    while len((scanned := _scan_wandb(path))[1]) < len(records) + 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    runs, rows = scanned
     assert [(run.project, run.display_name) for run in runs] == [("a-project", "a-run")]
     assert {item.key: json.loads(item.value_json) for item in runs[0].config.update}["lr"] == 0.1
     expected = [{"step": each.step, **scalars(each)} for each in records]
