@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hdet.report.chart import Chart, Choice, Trace, line, spread_color
+from hdet.report.chart import Chart, Choice, Trace, line, series_color, spread_color
 from hdet.report.runs import Run
 from hdet.report.series import Slot, by_replica, by_slot, explored, thin
 from hdet.report.words import excluded_events
@@ -45,13 +45,20 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
             has_spread_key=any(c.label != "replica" for c in chosen),
         )
     names = dict.fromkeys(name for e in run.evaluations for name in e.metrics if name != "loss")
-    for name in names:
-        found = [(e.step, e.metrics[name]) for e in run.evaluations if name in e.metrics]
+    for family, members in _families(list(names)).items():
+        traces = []
+        for i, name in enumerate(members):
+            found = [(e.step, e.metrics[name]) for e in run.evaluations if name in e.metrics]
+            trace = _evaluated([s for s, _ in found], [v for _, v in found], max_points, "", name)
+            if len(members) > 1:
+                color, dash = series_color(i)
+                trace["line"] |= {"color": color, "dash": dash}
+            traces.append(trace)
         yield Chart(
-            title=f"Metric: {name}",
+            title=f"Metric: {family}",
             caption="The averaged model on held-out data.",
-            traces=[_evaluated([s for s, _ in found], [v for _, v in found], max_points, "", name)],
-            y_title=name,
+            traces=traces,
+            y_title=family,
             hover="x unified",
             height=260,
             is_wide=False,
@@ -68,6 +75,18 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
             choice_label="Colour by",
             has_spread_key=any(c.label != "replica" for c in probes),
         )
+
+
+def _families(names: Sequence[str]) -> dict[str, list[str]]:
+    """Metrics that share the part before their first underscore go into one chart.
+
+    >>> _families(["auc_like", "auc_dwell", "auc", "bits_per_character"])
+    {'auc': ['auc_like', 'auc_dwell', 'auc'], 'bits_per_character': ['bits_per_character']}
+    """
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.split("_")[0], []).append(name)
+    return {(key if len(members) > 1 else members[0]): members for key, members in families.items()}
 
 
 def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
