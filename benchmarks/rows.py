@@ -300,6 +300,38 @@ def run_rows() -> list[Row]:
     ]
 
 
+def anchored_rows() -> list[Row]:
+    """What the anchored controller adds to a training step of the same transformer, in one process."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
+
+    def trainer(controller: hdet.AnchoredController | None) -> Callable[[], None]:
+        model = _Transformer()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        ensemble = hdet.Ensemble(
+            optimizer,
+            model=model,
+            explore=[hdet.LearningRate(0.0)],
+            scheduler=OneCycleLR(optimizer, 1e-4, total_steps=10**7),
+            controller=controller,
+        )
+
+        def step() -> None:
+            logits = model(tokens)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ensemble.step(loss)
+
+        return step
+
+    plain, ours = _interleaved([trainer(None), trainer(hdet.AnchoredController())], repeats=200)
+    return [_row("training step with the anchored controller over one without", 1.03, ours, plain)]
+
+
 # --- virtual replicas -------------------------------------------------------------------------------
 
 
@@ -402,6 +434,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "converge": converge_rows,
     "memory": memory_rows,
     "run": run_rows,
+    "anchored": anchored_rows,
     "virtual": virtual_rows,
     "import": import_rows,
 }

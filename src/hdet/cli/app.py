@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hdet
-from hdet.cli import cost, health, reports, running, sweeping
+from hdet.cli import comparing, cost, health, reports, running, sweeping
 
 __all__ = ["app"]
 
@@ -17,7 +17,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (running.run, running.resume, sweeping.sweep, reports.report, health.doctor, cost.plan):
+for command in (
+    running.run,
+    running.resume,
+    sweeping.sweep,
+    comparing.compare,
+    reports.report,
+    health.doctor,
+    cost.plan,
+):
     app.command()(command)
 
 

@@ -49,30 +49,24 @@ class Anchor:
         self._lowest_probe, self._num_risen = math.inf, 0
         device = torch.device("cpu") if settings.copy_on_cpu else None
         self._start = [[p.detach().to(device or p.device, copy=True) for p in group] for group in groups]
-        self.away = [[torch.zeros_like(x) for x in group] for group in self._start]
-        """E - x0."""
+        self.average = [[x.clone() for x in group] for group in self._start]
+        """E."""
         self._sums = [torch.zeros((), dtype=torch.float64, device=group[0].device) for group in self._start]
         self._num_summed = 0
         self._num_steps = self._last_control = 0
         self._next_control = next_control(0, total_steps)
 
     @torch.no_grad()
-    def add_signal(
-        self, gradients: Sequence[Sequence[Tensor | None]], decay_terms: Sequence[Sequence[Tensor | None]]
-    ) -> None:
-        """Before a step: add <g, E - x0>, on the device.
-
-        Args:
-            gradients: what the optimizer is about to use.
-            decay_terms: what weight decay adds to them; see :func:`decay_terms`.
-        """
-        for i, away in enumerate(self.away):
-            total = self._sums[i]
-            for parts in (gradients[i], decay_terms[i]):
-                for gradient, distance in zip(parts, away, strict=True):
-                    if gradient is not None:
-                        here = gradient.to(distance.device)
-                        total += torch.dot(here.reshape(-1), distance.reshape(-1))
+    def add_signal(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Before a step: add <g, E - x0>, on the device, with the gradients the optimizer is about to use."""
+        for total, parts, average, start in zip(
+            self._sums, gradients, self.average, self._start, strict=True
+        ):
+            for gradient, e, x0 in zip(parts, average, start, strict=True):
+                if gradient is not None:
+                    flat = gradient.to(e.device).reshape(-1)
+                    total += torch.dot(flat, e.reshape(-1))
+                    total -= torch.dot(flat, x0.reshape(-1))
         self._num_summed += 1
 
     @torch.no_grad()
@@ -80,12 +74,24 @@ class Anchor:
         """After a step: move E towards the weights; whether a control time has come."""
         self._num_steps += 1
         weight = averaging_weight(self.settings, self._num_steps)
-        for parameters, away, start in zip(groups, self.away, self._start, strict=True):
-            here = [p.detach().to(a.device) for p, a in zip(parameters, away, strict=True)]
-            torch._foreach_mul_(away, 1 - weight)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(away, here, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(away, start, alpha=-weight)  # pyright: ignore[reportPrivateImportUsage]
+        for parameters, average in zip(groups, self.average, strict=True):
+            here = [p.detach().to(e.device) for p, e in zip(parameters, average, strict=True)]
+            torch._foreach_lerp_(average, here, weight)  # pyright: ignore[reportPrivateImportUsage]
         return self._num_steps >= self._next_control
+
+    @torch.no_grad()
+    def add_decay(self, terms: Sequence[Sequence[Tensor | None]]) -> None:
+        """At a control time: add what weight decay adds to the gradients, <d, E - x0>.
+
+        It changes slowly, so that once stands for all steps since the last control time.
+
+        Args:
+            terms: see :func:`decay_terms`.
+        """
+        for total, parts, average, start in zip(self._sums, terms, self.average, self._start, strict=True):
+            for term, e, x0 in zip(parts, average, start, strict=True):
+                if term is not None:
+                    total += self._num_summed * torch.sum(term.to(e.device) * (e - x0))
 
     def own_signals(self) -> list[float]:
         """The mean signal of every factor since the last control time; waits for the device."""
@@ -130,7 +136,7 @@ class Anchor:
             "lowest_probe": self._lowest_probe,
             "num_risen": self._num_risen,
             "start": [[x.cpu().clone() for x in group] for group in self._start],
-            "away": [[x.cpu().clone() for x in group] for group in self.away],
+            "average": [[x.cpu().clone() for x in group] for group in self.average],
             "sums": [total.item() for total in self._sums],
             "counters": [self._num_summed, self._num_steps, self._last_control, self._next_control],
         }
@@ -142,7 +148,7 @@ class Anchor:
         self.signals = list(state["signals"])
         self.gate = state["gate"]
         self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
-        for mine, saved in ((self._start, state["start"]), (self.away, state["away"])):
+        for mine, saved in ((self._start, state["start"]), (self.average, state["average"])):
             for group, saved_group in zip(mine, saved, strict=True):
                 for i, value in enumerate(saved_group):
                     group[i] = value.to(group[i].device, copy=True)

@@ -577,19 +577,23 @@ class Ensemble:
         return [list(group["params"]) for group in self.optimizer.param_groups]
 
     def _before_optimizer_step(self, *_: Any) -> None:
-        if self._anchor is None:
-            return
-        gradients, terms = [], []
+        if self._anchor is not None:
+            self._anchor.add_signal(
+                [[p.grad for p in group["params"]] for group in self.optimizer.param_groups]
+            )
+
+    def _decay_terms(self) -> list[list[Tensor | None]]:
         count = max(1, self.num_steps - self._num_scout_steps)
+        terms = []
         for group in self.optimizer.param_groups:
-            gradients.append([p.grad for p in group["params"]])
             moments = [self.optimizer.state.get(p, {}).get("exp_avg_sq") for p in group["params"]]
             terms.append(decay_terms(group, group["params"], moments, count, self.optimizer))
-        self._anchor.add_signal(gradients, terms)
+        return terms
 
     def _step_anchor(self, anchor: Anchor) -> None:
         if not anchor.add_weights(self._weights_by_group()):
             return
+        anchor.add_decay(self._decay_terms())
         rows = exchange(self.replicas, anchor.own_signals())
         finite = [row for row in rows if all(map(math.isfinite, row))] or rows
         anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)])
@@ -651,7 +655,7 @@ class Ensemble:
     def _tensors(self) -> list[Tensor]:
         tensors = averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
         if self._anchor is not None:
-            tensors += [away for group in self._anchor.away for away in group]
+            tensors += [average for group in self._anchor.average for average in group]
         return tensors
 
     def _converge(self, excluded: dict[int, str]) -> None:

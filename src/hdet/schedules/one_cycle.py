@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from hdet.core.checks import (
 )
 from hdet.core.controller import Controller
 from hdet.core.decay import equation8
+from hdet.core.scout import Scout
 from hdet.ensemble import Ensemble
 from hdet.errors import HdetWarning
 from hdet.hyperparameters import LearningRate
@@ -76,6 +77,9 @@ class OneCycleAutoLR(OneCycleLR):
             or a number.
         temperature: overrides ``loss_scale``: a number, or ``"auto"`` for the spread of the losses.
         records: takes a record per sync, such as :class:`hdet.Records`.
+        scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
+            the wrapped model as ``model``.
+        probe: returns the loss that replicas are compared by; see :class:`hdet.Ensemble`.
     """
 
     _ensemble: Ensemble | None = None
@@ -112,6 +116,8 @@ class OneCycleAutoLR(OneCycleLR):
         decay: float | Literal["floor", "equation8"] = "floor",
         temperature: float | Literal["auto"] | None = None,
         records: RecordSink | None = None,
+        scout: Scout | None = None,
+        probe: Callable[[], Tensor | float] | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -209,6 +215,8 @@ class OneCycleAutoLR(OneCycleLR):
                 replicas=replicas,
                 seed=seed,
                 records=records,
+                scout=scout,
+                probe=probe,
             )
 
     @property

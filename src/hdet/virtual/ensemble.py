@@ -301,8 +301,10 @@ class _Engine(Ensemble):
 
     def before_update(self, gradients: Sequence[Tensor]) -> None:
         """Before the replicas' step: what the anchored controller reads of it."""
-        if self._anchor is None:
-            return
+        if self._anchor is not None:
+            self._anchor.add_signal([[gradient.mean(dim=0)] for gradient in gradients])
+
+    def _decay_terms(self) -> list[list[Tensor | None]]:
         terms = []
         for group, weights, moments in zip(
             self.optimizer.param_groups, self._weights_by_group(), self._virtual_moments, strict=True
@@ -310,7 +312,7 @@ class _Engine(Ensemble):
             second = moments.get("exp_avg_sq")
             second = None if second is None else second.mean(dim=0)
             terms.append(decay_terms(group, weights, [second], max(1, self.num_updates), self.optimizer))
-        self._anchor.add_signal([[gradient.mean(dim=0)] for gradient in gradients], terms)
+        return terms
 
     def _own_multiplier(self, dial: Dial) -> float:
         return 1.0  # the optimizer holds the base

@@ -1,0 +1,33 @@
+"""What a user could do instead: every method under one interface, at the same budget."""
+
+from hdet.experiments.peers import (
+    averaging,
+    dog,
+    finders,
+    grid,
+    hypergradient,
+    mechanic,
+    packages,
+    pbt,
+    plain,
+    range_test,
+)
+from hdet.experiments.peers.base import Method, Outcome
+
+__all__ = ["METHODS", "Method", "Outcome"]
+
+_FAMILIES = (
+    grid,
+    plain,
+    range_test,
+    packages,
+    dog,
+    mechanic,
+    hypergradient,
+    pbt,
+    averaging,
+    finders,
+)
+
+METHODS: dict[str, Method] = {method.name: method for family in _FAMILIES for method in family.METHODS}
+"""By name, in the order of the table."""
