@@ -343,6 +343,33 @@ def test_the_gate_holds_the_correction_and_says_why():
     assert shut[0].correction["lr.0"] != 1.0
 
 
+def _one_cycle(rank, max_lr, scout):
+    model = Net()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {} if scout is None else {"model": wrapped, "scout": scout}
+    scheduler = hdet.OneCycleAutoLR(optimizer, max_lr, total_steps=400, **settings)
+    lrs = []
+    for step in range(400):
+        loss = loss_of(wrapped, batch(rank, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        lrs.append(optimizer.param_groups[0]["lr"])
+    return lrs, loss_of(model, batch(0, 9999)).item()
+
+
+def test_the_drop_in_scheduler_scouts_too():
+    scout = hdet.Scout(fraction=0.2)
+    (lrs, low), (others, _) = run_replicas(_one_cycle, 2, 1e-4, scout)
+    assert lrs[250:] == others[250:]
+    assert 30 < max(lrs[250:]) / 1e-4 < 3e4
+    assert lrs[-1] < 1e-5 * max(lrs[250:])  # the schedule still ends with the last step
+    (_, plain), _ = run_replicas(_one_cycle, 2, 1e-4, None)
+    assert low < 0.5 * plain
+
+
 def test_errors_say_what_is_missing():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

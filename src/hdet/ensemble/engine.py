@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +15,14 @@ from torch.optim import Optimizer
 
 from hdet.core.anchored import AnchoredController
 from hdet.core.assign import assign
-from hdet.core.controller import Controller, ControllerState
+from hdet.core.controller import Controller
 from hdet.core.scout import Scout
-from hdet.ensemble.anchor import Anchor, decay_terms
 from hdet.ensemble.arguments import check_anchored, check_arguments, check_controller
+from hdet.ensemble.clock import Clock
+from hdet.ensemble.finders import Finders
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
-from hdet.ensemble.scouting import Scouting, check_scout, is_adaptive, set_local_gradients
-from hdet.ensemble.snapshot import Snapshot
+from hdet.ensemble.scouting import check_scout
 from hdet.ensemble.steering import Steering, steer
 from hdet.ensemble.tensors import Buffers, averaged_tensors, layout_text, moments_differ, moments_of
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
@@ -53,7 +51,7 @@ class Schedule(Protocol):
         ...
 
 
-class Ensemble:
+class Ensemble(Finders):
     """Hyperparameter-divergent training over any optimizer and any schedule.
 
     Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
@@ -201,15 +199,13 @@ class Ensemble:
         self._warned: set[str] = set()
         self._optimizer_steps_are_seen = False
         self._optimizer_has_stepped = False
-        self._anchor: Anchor | None = None
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_optimizer_step),
             optimizer.register_step_post_hook(self._after_optimizer_step),
             optimizer.register_state_dict_post_hook(self._after_optimizer_saved),
             optimizer.register_load_state_dict_post_hook(self._after_optimizer_loaded),
         ]
-        self._scout, self._scouting, self._snapshot = scout, None, None
-        self._num_scout_steps = 0
+        self._scout = scout
         self.restart_at(max(0, getattr(scheduler, "last_epoch", 0)))
         self._has_moved = True  # nobody knows whether replicas start equal (warm_start)
         if scout is not None and self.num_steps == 0:
@@ -332,12 +328,7 @@ class Ensemble:
             "losses": [list(row) for row in self._measure.table],
             "dials": {dial.name: dial.state() for dial in self._dials},
         }
-        if self._scouting is not None:
-            state["scouting"] = self._scouting.state_dict()
-            state["snapshot"] = self._snapshot_state()
-        state["num_scout_steps"] = self._num_scout_steps
-        if self._anchor is not None:
-            state["anchor"] = self._anchor.state_dict()
+        state["finders"] = self._finders_state()
         if hasattr(self.scheduler, "state_dict"):
             assert self.scheduler is not None
             state["scheduler"] = self.scheduler.state_dict()
@@ -355,15 +346,11 @@ class Ensemble:
             self.scheduler.load_state_dict(state_dict["scheduler"])
         for dial in self._dials:
             dial.load(state_dict["dials"][dial.name])
+        finders = state_dict.get("finders", {})
         self._end_scout()
-        self._num_scout_steps = state_dict.get("num_scout_steps", 0)
+        self._num_scout_steps = finders.get("num_scout_steps", 0)
         self.restart_at(state_dict["num_steps"], narrow=False)
-        if "scouting" in state_dict and self._scout is not None:
-            self._begin_scout(self._scout, state_dict["scouting"], state_dict["snapshot"])
-        else:
-            self._begin_anchor()
-            if self._anchor is not None and "anchor" in state_dict:
-                self._anchor.load_state_dict(state_dict["anchor"])
+        self._load_finders(finders)
         self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
         self._measure.clear(state_dict["losses"])
 
@@ -444,171 +431,10 @@ class Ensemble:
     def _round(self) -> int:
         return self.num_steps // self.sync_every
 
-    # --- the scout -----------------------------------------------------------------------------------
-
-    @property
-    def is_scouting(self) -> bool:
-        """Whether the scout is still at work: everything is put back when it ends."""
-        return self._scouting is not None
-
-    def _begin_scout(
-        self, scout: Scout, saved: dict[str, Any] | None = None, snapshot: dict[str, Any] | None = None
-    ) -> None:
-        groups = self.optimizer.param_groups
-        peaks = []
-        for dial in self._lr_dials:
-            held = [groups[getattr(field, "group_index", 0)] for field in dial.fields]
-            peaks.append([float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in held])
-        self._scouting = Scouting(
-            scout,
-            self._lr_dials,
-            num_replicas=self.replicas.count,
-            total_steps=self.total_steps,
-            peaks=peaks,
-        )
-        self._take_snapshot(scout, snapshot)
-        if saved is not None:
-            self._scouting.load_state_dict(saved)
-            self._restore_snapshot()
-        self._set_local_gradients(True)
-        self._put_trial_values(self._scouting)
-
-    def _put_trial_values(self, scouting: Scouting) -> None:
-        self._panel.put_plans()
-        for dial in self._dials:
-            dial.set_fields(multiplier=1.0)
-        scouting.put([self._trial_factor(scouting)] * len(scouting.dials))
-        self._panel.put_values()
-
-    def _trial_factor(self, scouting: Scouting) -> float:
-        return scouting.factors[self.replicas.index]
-
-    def _step_scout(self, scouting: Scouting) -> None:
-        scouting.step += 1
-        if scouting.step < scouting.num_steps:
-            if scouting.step == scouting.tail_begins:
-                self._forget_losses()
-            self._put_trial_values(scouting)
-            return
-        clock = _Clock()
-        record = RoundRecord(round=0, step=self.num_steps, num_replicas=self.replicas.count, ends_round=False)
-        with record_function("hdet::scout"):
-            record.scout = scouting.take(self._trial_scores())
-            self._forget_losses()
-            self._restore_snapshot()
-            if scouting.state.stage != "done":
-                self._put_trial_values(scouting)
-            else:
-                record.scout |= scouting.decide(
-                    self.num_steps, self._num_joined_batches, is_adaptive=is_adaptive(self.optimizer)
-                )
-                self._end_scout()
-                for dial in self._lr_dials:
-                    dial.start_from(record.scout["factor"])
-                self._num_scout_steps = self.num_steps
-                self.restart_at(self.num_steps)
-                self._begin_anchor()
-        clock.lap("scout", record)
-        self._write(record)
-
-    def _trial_scores(self) -> list[float | None]:
-        """How every replica has done: on the probe, or on its last training losses."""
-        if self._probe is not None:
-            score = run_probe(self._probe, self.model)
-        else:
-            mean = self._measure.take_own_mean()
-            score = math.nan if mean is None else mean
-        if not self._averager.all_finite(self._tensors()):
-            score = math.nan
-        return [row if math.isfinite(row) else None for (row,) in exchange(self.replicas, [score])]
-
-    def _end_scout(self) -> None:
-        if self._scouting is not None:
-            self._set_local_gradients(False)
-            for dial in self._lr_dials:
-                dial.held = None
-        self._scouting = self._snapshot = None
-
-    def _take_snapshot(self, scout: Scout, saved: dict[str, Any] | None) -> None:
-        self._snapshot = Snapshot(self.optimizer, self.model, on_cpu=scout.copy_on_cpu)
-        if saved is not None:
-            self._snapshot.load_state_dict(saved)
-
-    def _snapshot_state(self) -> dict[str, Any]:
-        assert self._snapshot is not None
-        return self._snapshot.state_dict()
-
-    def _forget_losses(self) -> None:
-        self._measure.clear()
-
-    def _restore_snapshot(self) -> None:
-        assert self._snapshot is not None
-        self._snapshot.restore()
-
-    def _set_local_gradients(self, is_local: bool) -> None:
-        set_local_gradients(self.model, is_local)
-
-    @property
-    def _num_joined_batches(self) -> int:
-        """How many replicas' batches one gradient sees after the scout."""
-        return self.replicas.count
-
-    # --- the anchored controller -----------------------------------------------------------------------
-
-    def _begin_anchor(self) -> None:
-        """From here on the anchored controller counts: these weights are x0."""
-        settings = self.controller
-        if not isinstance(settings, AnchoredController):
-            return
-        assert self.total_steps is not None
-        factor_of_group = [0] * len(self.optimizer.param_groups)
-        if settings.per_group:
-            for i, dial in enumerate(self._lr_dials):
-                for field in dial.fields:
-                    factor_of_group[getattr(field, "group_index", 0)] = i
-        self._anchor = Anchor(
-            settings,
-            self._weights_by_group(),
-            total_steps=max(1, self.total_steps - self._num_scout_steps),
-            factor_of_group=factor_of_group,
-        )
-
-    def _weights_by_group(self) -> list[list[Tensor]]:
-        return [list(group["params"]) for group in self.optimizer.param_groups]
-
-    def _before_optimizer_step(self, *_: Any) -> None:
-        if self._anchor is not None:
-            self._anchor.add_signal(
-                [[p.grad for p in group["params"]] for group in self.optimizer.param_groups]
-            )
-
-    def _decay_terms(self) -> list[list[Tensor | None]]:
-        count = max(1, self.num_steps - self._num_scout_steps)
-        terms = []
-        for group in self.optimizer.param_groups:
-            moments = [self.optimizer.state.get(p, {}).get("exp_avg_sq") for p in group["params"]]
-            terms.append(decay_terms(group, group["params"], moments, count, self.optimizer))
-        return terms
-
-    def _step_anchor(self, anchor: Anchor) -> None:
-        if not anchor.add_weights(self._weights_by_group()):
-            return
-        anchor.add_decay(self._decay_terms())
-        rows = exchange(self.replicas, anchor.own_signals())
-        finite = [row for row in rows if all(map(math.isfinite, row))] or rows
-        anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)])
-        for i, dial in enumerate(self._lr_dials):
-            state = anchor.states[i if len(anchor.states) > 1 else 0]
-            dial.correct(ControllerState(state.log_factor))
-            dial.set_fields(self._own_multiplier(dial))
-
-    def _own_multiplier(self, dial: Dial) -> float:
-        return dial.multiplier
-
     # --- a sync: measure, converge, steer, reassign --------------------------------------------------
 
     def _sync(self) -> RoundRecord:
-        record, clock = self._measure_and_converge(), _Clock()
+        record, clock = self._measure_and_converge(), Clock()
         with record_function("hdet::steer"):
             steering = self._steer(record)
             self._measure.clear()
@@ -619,7 +445,7 @@ class Ensemble:
         return record
 
     def _measure_and_converge(self, *, ends_round: bool = True) -> RoundRecord:
-        clock = _Clock()
+        clock = Clock()
         round_index = max(0, self.num_steps - 1) // self.sync_every
         record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
         probe_loss = None
@@ -675,13 +501,7 @@ class Ensemble:
     def _steer(self, record: RoundRecord) -> Steering:
         controller = self.controller
         if self._anchor is not None:
-            scores = [score for score in record.probes if score is not None]
-            self._anchor.watch(self.num_steps, math.fsum(scores) / len(scores) if scores else None)
-            record.gate = self._anchor.gate
-            signals = self._anchor.signals
-            return Steering(
-                signal={d.name: signals[i if len(signals) > 1 else 0] for i, d in enumerate(self._lr_dials)}
-            )
+            return Steering(signal=self._anchored_signal(record))
         assert not isinstance(controller, AnchoredController)
         if controller is None or self.num_steps < controller.start or self.num_steps % self.sync_every:
             return Steering()
@@ -754,15 +574,6 @@ class Ensemble:
             self._warned.add(key)
             if self.replicas.index == 0:
                 warnings.warn(text, category, stacklevel=4)
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self, name: str, record: RoundRecord) -> None:
-        now = time.perf_counter()
-        record.milliseconds[name], self._last = 1000 * (now - self._last), now
 
 
 def _dials(explore: Sequence[Hyperparameter], optimizer: Optimizer) -> list[Dial]:
