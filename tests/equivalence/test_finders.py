@@ -365,7 +365,7 @@ def test_the_drop_in_scheduler_scouts_too():
     (lrs, low), (others, _) = run_replicas(_one_cycle, 2, 1e-4, scout)
     assert lrs[250:] == others[250:]
     assert 30 < max(lrs[250:]) / 1e-4 < 3e4
-    assert lrs[-1] < 1e-5 * max(lrs[250:])  # the schedule still ends with the last step
+    assert lrs[-1] < 1e-3 * max(lrs[250:])  # the schedule still ends with the last step
     (_, plain), _ = run_replicas(_one_cycle, 2, 1e-4, None)
     assert low < 0.5 * plain
 
