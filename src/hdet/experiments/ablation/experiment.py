@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.core.checks import require_choice, require_count
+from hdet.core.scout import Scout, least_steps
 from hdet.errors import HdetError
 from hdet.experiments.ablation.rules import lattice_lr, next_points
 from hdet.experiments.ablation.summary import GRID, Ablation, best_of, choose, judged, plan
@@ -57,14 +58,19 @@ def ablate(
         raise ValueError("seeds must hold at least one, got none")
     options = dict(task_options or {})
     built = load_task(task, options)
-    length = require_count("steps", built.num_steps if steps is None else steps, at_least=50)
+    length = require_count(
+        "steps",
+        built.num_steps if steps is None else steps,
+        at_least=max(50, least_steps(Scout(), require_count("replicas", replicas))),
+        remedy="the scout's row needs them",
+    )
     require_choice("optimizer", optimizer, ("adamw", "sgd"))
     base: Record = {
         "task": task,
         "task_options": options,
         "optimizer": optimizer,
         "steps": length,
-        "replicas": require_count("replicas", replicas),
+        "replicas": replicas,
     }
     base["command"] = _command(base, seeds)
     ledger = Ledger(Path(folder), _FILE, _KEY, "crashed")

@@ -51,11 +51,11 @@ def _rates(case: Case, path: Path) -> Path:
     assert case.chosen is not None
     figure, axes = _axes(case, "learning rate")
     steps, high = case.facts["steps"], case.chosen.high
-    axes.plot(
-        [high * one_cycle(t, steps) for t in range(steps)], color="#222222", label="plan, no controller"
-    )
-    fixed = [high * decay_shape(t, steps=steps) for t in range(steps)]
-    axes.plot(fixed, color="#222222", linestyle=":", label="the controller's decay alone")
+    times = range(1, steps + 1)
+    planned = [high * one_cycle(t - 1, steps) for t in times]
+    fixed = [high * decay_shape(t - 1, steps=steps) for t in times]
+    axes.plot(times, planned, color="#222222", label="plan, no controller")
+    axes.plot(times, fixed, color="#222222", linestyle=":", label="the controller's decay alone")
     runs = case.result("hdet", "high").runs.values()
     names = sorted({name for run in runs for name in run["lrs"]})
     for name, color in zip(names, _COLORS[2:], strict=False):

@@ -44,7 +44,7 @@ def controller_start(steps: int) -> int:
 def decay_shape(step: int, *, steps: int) -> float:
     r"""Factor on the peak where the controller's decay acts and its signal does not (eq. 7 with v = 0).
 
-    .. math:: c(t) = c(t_0)\,(1-\gamma)^{1 + \lfloor (t-t_0)/T \rfloor}, \qquad t \ge t_0
+    .. math:: c(t) = c(t_0 - 1)\,(1-\gamma)^{1 + \lfloor (t-t_0)/T \rfloor}, \qquad t \ge t_0
 
     Before :math:`t_0`, the first sync that the controller acts at, it is the plan: warmup and linear anneal.
 
@@ -55,9 +55,9 @@ def decay_shape(step: int, *, steps: int) -> float:
     first = first_controlled_sync(start, interval)
     if step < first:
         return one_cycle(step, steps)
-    peak = one_cycle(first, steps)
-    gamma = floor_matching(peak, FLOOR, num_controlled_rounds(start, interval, steps))
-    return peak * (1 - gamma) ** (1 + (step - first) // interval)
+    taken_over = one_cycle(first - 1, steps)  # what the last step before the sync was made with
+    gamma = floor_matching(taken_over, FLOOR, num_controlled_rounds(start, interval, steps))
+    return taken_over * (1 - gamma) ** (1 + (step - first) // interval)
 
 
 @dataclass(frozen=True, kw_only=True)
