@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hdet
-from hdet.cli import comparing, cost, health, reports, running, sweeping
+from hdet.cli import ablating, comparing, cost, health, reports, running, sweeping
 
 __all__ = ["app"]
 
@@ -22,6 +22,7 @@ for command in (
     running.resume,
     sweeping.sweep,
     comparing.compare,
+    ablating.ablate,
     reports.report,
     health.doctor,
     cost.plan,

@@ -179,6 +179,7 @@ def descend(
     *,
     shape: Callable[[int], float] | None = None,
     after_step: Callable[[], None] = lambda: None,
+    on_loss: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Plain training; raises :class:`Diverged` at the first loss that is not finite.
 
@@ -190,6 +191,7 @@ def descend(
         num_steps: how many steps.
         shape: factor on the peaks by step; None leaves the learning rate to the optimizer.
         after_step: called after every step.
+        on_loss: called with the loss of every step, finite or not.
     """
     peaks = [group["lr"] for group in optimizer.param_groups]
     for step in range(num_steps):
@@ -197,6 +199,7 @@ def descend(
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * shape(step)
         loss = job.task.loss(model, next(batches))
+        on_loss(loss.item())
         if not math.isfinite(loss.item()):
             raise Diverged
         optimizer.zero_grad()

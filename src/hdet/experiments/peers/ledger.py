@@ -24,7 +24,7 @@ from hdet.errors import HdetError
 from hdet.experiments.peers import METHODS
 from hdet.experiments.task import Task, load_task
 
-__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "train_one"]
+__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "task_of", "train_one"]
 
 Record = dict[str, Any]
 
@@ -34,17 +34,23 @@ SWEEP = "sweep"
 _KEY = ("task", "task_options", "optimizer", "method", "start", "seed", "steps", "replicas", "lr")
 
 
-def _key(record: Mapping[str, Any]) -> str:
-    return json.dumps([record[name] for name in _KEY], sort_keys=True)
+def _key(record: Mapping[str, Any], names: Sequence[str]) -> str:
+    return json.dumps([record[name] for name in names], sort_keys=True)
 
 
-def read_ledger(path: Path) -> dict[str, Record]:
-    """The runs of a file of JSON lines by what they are; lines that a crash cut short are left out."""
+def read_ledger(path: Path, key: Sequence[str] = _KEY, result: str = "diverged") -> dict[str, Record]:
+    """The runs of a file of JSON lines by what they are; lines that a crash cut short are left out.
+
+    Args:
+        path: the file.
+        key: the fields that tell one run from another.
+        result: a field that a run has beside ``final_loss`` and ``seconds`` when it is done.
+    """
     records = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         record = _parsed(line)
-        if isinstance(record, dict) and {*_KEY, "final_loss", "seconds", "diverged"} <= record.keys():
-            records[_key(record)] = record
+        if isinstance(record, dict) and {*key, "final_loss", "seconds", result} <= record.keys():
+            records[_key(record, key)] = record
     return records
 
 
@@ -56,12 +62,25 @@ def _parsed(line: str) -> Any:
 
 
 class Ledger:
-    """The runs of a folder, in ``compare.jsonl``."""
+    """The runs of a folder, one line each.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: is made if it is not there.
+        name: of the file.
+        key: see :func:`read_ledger`.
+        result: see :func:`read_ledger`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "compare.jsonl",
+        key: Sequence[str] = _KEY,
+        result: str = "diverged",
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "compare.jsonl"
-        self._records = read_ledger(self.path)
+        self.path, self._names = folder / name, key
+        self._records = read_ledger(self.path, key, result)
 
     @property
     def records(self) -> list[Record]:
@@ -70,10 +89,10 @@ class Ledger:
 
     def find(self, specs: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
         """Those of these runs that are there."""
-        return (self._records[_key(spec)] for spec in specs if spec in self)
+        return (self._records[_key(spec, self._names)] for spec in specs if spec in self)
 
     def __contains__(self, spec: Mapping[str, Any]) -> bool:
-        return _key(spec) in self._records
+        return _key(spec, self._names) in self._records
 
     def add(self, record: Record) -> None:
         """Append a run, complete on disk before this returns."""
@@ -84,7 +103,7 @@ class Ledger:
             file.write("\n" * is_cut + line)
             file.flush()
             os.fsync(file.fileno())
-        self._records[_key(record)] = record
+        self._records[_key(record, self._names)] = record
 
 
 class Workers:
@@ -92,9 +111,11 @@ class Workers:
 
     Args:
         num_jobs: how many; 0 for one per core, 1 for this process itself.
+        train: makes a spec a record, a function that a process can import; None for a run of a peer.
     """
 
-    def __init__(self, num_jobs: int = 0) -> None:
+    def __init__(self, num_jobs: int = 0, train: Callable[[Record], Record] | None = None) -> None:
+        self._train = train
         self._num_jobs = require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1
         self._pool: ProcessPoolExecutor | None = None
 
@@ -130,7 +151,7 @@ class Workers:
 
     def _here(self, specs: Sequence[Record], should_stop: Callable[[], bool]) -> Iterator[Record]:
         for spec in specs:
-            record = None if should_stop() else train_one(spec)
+            record = None if should_stop() else train_one(spec, self._train)
             if record is None:
                 return
             yield record
@@ -144,7 +165,7 @@ class Workers:
         while waiting or (left and not is_stopped):
             # No more than are under way: what a pool has queued cannot be called off.
             while left and not is_stopped and len(waiting) < self._num_jobs:
-                waiting.add(self._pool.submit(train_one, left.popleft()))
+                waiting.add(self._pool.submit(train_one, left.popleft(), self._train))
             finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             is_stopped = is_stopped or should_stop()
             for record in (future.result() for future in finished):
@@ -159,12 +180,12 @@ def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # but for the time of a run
 
 
-def train_one(spec: Record) -> Record | None:
-    """Run one; None if a Ctrl-C ended it."""
+def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> Record | None:
+    """Run one, with ``train`` or as a peer; None if a Ctrl-C ended it."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
-        return _train_one(spec)
+        return (train or _train_one)(spec)
     except KeyboardInterrupt:
         return None
     finally:
@@ -173,7 +194,7 @@ def train_one(spec: Record) -> Record | None:
 
 
 def _train_one(spec: Record) -> Record:
-    task = _task(spec["task"], json.dumps(spec["task_options"], sort_keys=True))
+    task = task_of(spec)
     method = METHODS["plain_linear" if spec["method"] == SWEEP else spec["method"]]
     lr = task.learning_rate if spec["lr"] is None else spec["lr"]
     try:
@@ -187,6 +208,11 @@ def _train_one(spec: Record) -> Record:
         "seconds": outcome.seconds,
         "diverged": outcome.diverged,
     }
+
+
+def task_of(spec: Mapping[str, Any]) -> Task:
+    """The task of a run, made once per process."""
+    return _task(spec["task"], json.dumps(spec["task_options"], sort_keys=True))
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,0 +1,180 @@
+"""What a crash and a spike are, and which learning rates they make Low and High: by rule, not by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = [
+    "LOW_FACTOR",
+    "RULES",
+    "Stability",
+    "choose_high",
+    "choose_safe",
+    "is_lost",
+    "judge",
+    "lattice_lr",
+    "next_points",
+    "window_means",
+]
+
+LOW_FACTOR = 9
+"""High over Low in the paper; here the largest safe learning rate over Low."""
+
+_WINDOW = 10
+_SPIKE, _UNRECOVERED = 0.3, 0.2
+_LOST = 0.5
+_NOISE = 0.05  # where the loss is near zero, chance alone doubles a mean of ten steps
+_PER_DECADE = 4
+_HALF_WIDTH = 4  # a decade to each side
+_MOST = 14  # how far the grid widens to each side
+
+RULES = (
+    f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
+    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss. A crash: "
+    "a loss that is not finite, a final held-out loss above the untrained model's, a spike that is "
+    f"not recovered from (the last mean above the lowest by more than {100 * _UNRECOVERED:g} % and "
+    f"those {100 * _NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
+    "the best plain LR's gain over the untrained model (a network that died without a spike; "
+    "ablation.jsonl does not count this one, as it takes the whole grid to tell). High: the smallest "
+    "LR of the grid (plain runs, 4 per factor of ten) at which most seeds crash. Low: the largest LR "
+    f"up to which no plain run has a spike or a crash, over {LOW_FACTOR}."
+)
+
+
+_Place = TypeVar("_Place", int, float)
+"""A learning rate, or its point of the grid."""
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What became of a run."""
+
+    has_spike: bool
+    """Whether the loss rose, for good or for a while; a crash counts."""
+    crash: str
+    """Why it is a crash; empty if it is none."""
+
+
+def window_means(losses: Sequence[float], width: int = _WINDOW) -> list[float]:
+    """Means of every ``width`` steps; what is left over at the end counts in the last one.
+
+    >>> window_means([1.0, 3.0, 5.0, 5.0, 8.0], 2)
+    [2.0, 6.0]
+    """
+    starts = range(0, max(1, len(losses) - width + 1), width)
+    ends = [*starts[1:], len(losses)]
+    return [math.fsum(losses[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)]
+
+
+def judge(
+    losses: Sequence[float], *, num_warmup_steps: int, final_loss: float, untrained_loss: float
+) -> Stability:
+    """Judge a run by its training losses, one per step, and its held-out loss at the end.
+
+    Args:
+        losses: of every step that was made.
+        num_warmup_steps: windows that begin earlier cannot be spikes, but can be the lowest.
+        final_loss: held-out loss of the trained model.
+        untrained_loss: held-out loss of the model as it was built.
+
+    >>> steady, broken = [2.0] * 10 + [1.0] * 20, [2.0] * 10 + [1.0] * 10 + [1.4] * 10
+    >>> judge(steady, num_warmup_steps=5, final_loss=1.0, untrained_loss=2.0)
+    Stability(has_spike=False, crash='')
+    >>> judge(broken, num_warmup_steps=5, final_loss=1.4, untrained_loss=2.0)
+    Stability(has_spike=True, crash='a spike that it did not recover from')
+    """
+    if not losses or not all(map(math.isfinite, [*losses, final_loss])):
+        return Stability(True, "a loss that is not finite")
+    if final_loss > untrained_loss:
+        return Stability(True, "a final loss above the untrained model's")
+    means = window_means(losses)
+    noise = _NOISE * abs(losses[0])
+    lowest, has_spike = means[0], False
+    for i, mean in enumerate(means[1:], start=1):
+        is_risen = mean - lowest > max(_SPIKE * abs(lowest), noise)
+        has_spike = has_spike or (is_risen and i * _WINDOW >= num_warmup_steps)
+        lowest = min(lowest, mean)
+    is_lost = means[-1] - lowest > max(_UNRECOVERED * abs(lowest), noise)
+    return Stability(has_spike, "a spike that it did not recover from" if has_spike and is_lost else "")
+
+
+def is_lost(final_loss: float, *, untrained_loss: float, best_loss: float) -> bool:
+    """Whether a run has less than half of the gain that the best plain learning rate has.
+
+    Too small a learning rate does that too; above the best one it is a network that died without a spike.
+
+    >>> is_lost(1.4, untrained_loss=2.0, best_loss=1.0), is_lost(1.6, untrained_loss=2.0, best_loss=1.0)
+    (False, True)
+    """
+    return untrained_loss - final_loss < _LOST * (untrained_loss - best_loss)
+
+
+def choose_high(crashes: Mapping[_Place, Sequence[bool]]) -> _Place | None:
+    """The smallest learning rate at which more than half of the seeds crash; None if there is none.
+
+    >>> choose_high({0.1: [False, False, True], 1.0: [True, False, True], 10.0: [True, True, True]})
+    1.0
+    """
+    return min((lr for lr, seeds in crashes.items() if 2 * sum(seeds) > len(seeds)), default=None)
+
+
+def choose_safe(spikes: Mapping[float, Sequence[bool]]) -> float | None:
+    """The largest learning rate up to which no seed has a spike; None if the smallest has one.
+
+    >>> choose_safe({0.1: [False, False], 1.0: [False, True], 10.0: [False, False]})
+    0.1
+    """
+    safe = None
+    for lr in sorted(spikes):
+        if any(spikes[lr]):
+            break
+        safe = lr
+    return safe
+
+
+def lattice_lr(point: int) -> float:
+    """The learning rate of a point of the grid, to four digits.
+
+    >>> lattice_lr(-10)
+    0.003162
+    """
+    return float(f"{10 ** (point / _PER_DECADE):.4g}")
+
+
+def next_points(
+    losses: Mapping[int, float],
+    crashes: Mapping[int, Sequence[bool]],
+    spikes: Mapping[int, Sequence[bool]],
+    middle_lr: float,
+) -> list[int]:
+    """Points of the grid that are to be run next; none when Low, High and the best can be told.
+
+    A decade to each side of the middle first; then upwards until most seeds crash, and downwards until no
+    seed has a spike and the best is no longer at the lower edge.
+
+    Args:
+        losses: mean final loss by point.
+        crashes: whether each seed crashed, by point.
+        spikes: whether each seed had a spike, by point.
+        middle_lr: of the first grid.
+
+    >>> next_points({}, {}, {}, 1.0)
+    [-4, -3, -2, -1, 0, 1, 2, 3, 4]
+    >>> done = range(-4, 5)
+    >>> next_points({p: 2.0 + p for p in done}, {p: [p > 2] for p in done}, {p: [p > 1] for p in done}, 1.0)
+    [-6, -5]
+    """
+    middle = round(math.log10(middle_lr) * _PER_DECADE)
+    missing = [p for p in range(middle - _HALF_WIDTH, middle + _HALF_WIDTH + 1) if p not in losses]
+    if missing:
+        return missing
+    low, high = min(losses), max(losses)
+    wanted = []
+    if any(spikes[low]) or losses[low] == min(losses.values()):
+        wanted += [low - 2, low - 1]
+    if choose_high(crashes) is None:
+        wanted += [high + 1, high + 2]
+    return [point for point in wanted if abs(point - middle) <= _MOST]

@@ -1,0 +1,64 @@
+"""The ablation as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hdet.experiments.ablation.rows import NOISE_SCALE, controller_start, sync_every
+from hdet.experiments.ablation.rules import RULES
+from hdet.experiments.ablation.summary import Ablation, Case
+from hdet.experiments.ablation.verdicts import VERDICT_RULE, claims
+
+__all__ = ["NOTES", "table"]
+
+NOTES = (
+    "Held-out loss after the last step, mean ± standard deviation over seeds; † marks crashes, whose "
+    "losses count in the mean where they are finite. The paper's rows are bold. All rows have the "
+    "same batches; 10 % warmup and a linear anneal, which the controller replaces from its start on. "
+    "HDET: spread 1/9, learning rates per parameter group, losses of the replicas' own batches, "
+    f"automatic temperature. Warm start: noise of {NOISE_SCALE:g} on the initial weights, where the "
+    "paper has a trained checkpoint. The best plain LR is chosen by the very losses that it is "
+    "compared by, which favours it a little."
+)
+
+
+def table(ablation: Ablation) -> str:
+    """A table and the verdicts per task, optimizer and length."""
+    parts = [_section(case) for case in ablation.cases]
+    return "\n\n".join([*parts, NOTES, RULES, VERDICT_RULE]) + "\n"
+
+
+def _section(case: Case) -> str:
+    lines = [f"### {case.title}", ""]
+    if case.chosen is None:
+        return "\n".join([*lines, "The grid has no result yet."])
+    chosen, steps = case.chosen, case.facts["steps"]
+    high = f"High {chosen.high:g}" + ("" if chosen.breaks else " (the end of the grid: no LR breaks)")
+    lines += [
+        f"Low {chosen.low:g}, {high}, best plain LR {chosen.best:g}; T = {sync_every(steps)}, "
+        f"controller from step {controller_start(steps)}.",
+        "",
+        _line(["row", "what it is", "LR", "held-out loss", "seconds"]),
+        _line(["---", "---", "---:", "---:", "---:"]),
+    ]
+    for result in case.results:
+        seconds = [run["seconds"] for run in result.runs.values()]
+        lines.append(
+            _line(
+                [
+                    f"**{result.row.name}**" if result.row.is_in_paper else result.row.name,
+                    result.row.description,
+                    f"{result.lr:g}",
+                    result.loss_text,
+                    f"{statistics.fmean(seconds):.1f}" if seconds else "-",
+                ]
+            )
+        )
+    lines += ["", _line(["claim", "", "verdict", "numbers"]), _line(["---"] * 4)]
+    lines += [_line([c.number, c.text, f"**{c.verdict}**", c.why]) for c in claims(case)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
