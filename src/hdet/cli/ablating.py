@@ -26,7 +26,7 @@ def ablate(
     task: Annotated[
         str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
     ] = "feed",
-    steps: Annotated[int | None, typer.Option(help="Steps of every run [default: the task's].")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")] = 3,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     replicas: Annotated[int, typer.Option(help="Replicas of HDET, and batches per step of all rows.")] = 8,
@@ -35,7 +35,7 @@ def ablate(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the ablation [default: runs/ablate-TASK].")
+        Path | None, typer.Option(help="Folder of the ablation (default: runs/ablate-TASK).")
     ] = None,
     is_table: Annotated[
         bool, typer.Option("--table", help="Build table and figures of the folders again, without running.")

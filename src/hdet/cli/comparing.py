@@ -28,21 +28,21 @@ def compare(
         str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
     ] = "charlm",
     methods: Annotated[
-        str, typer.Option(help="Comma-separated [default: all]; --methods help says what there is.")
+        str, typer.Option(help="Comma-separated (default: all); --methods help says what there is.")
     ] = "",
     starts: Annotated[
         str, typer.Option(help="Starting LRs, comma-separated, as factors on the best of the sweep.")
     ] = "0.1,1,10",
     seeds: Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")] = 3,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, or both: adamw,sgd.")] = "adamw",
-    steps: Annotated[int | None, typer.Option(help="Steps of every run [default: the task's].")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Batches per step, as N replicas would take.")] = 8,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison [default: runs/compare].")
+        Path | None, typer.Option(help="Folder of the comparison (default: runs/compare).")
     ] = None,
     is_table: Annotated[
         bool, typer.Option("--table", help="Build the table of the folders again, without running.")

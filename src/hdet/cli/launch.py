@@ -29,12 +29,18 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
     ]
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
-    process = subprocess.Popen(command, env=environment)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks get it too: they save and end
+    # In a session of its own a Ctrl-C reaches this process alone, which passes it on once: the ranks save.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def forward(number: int, _: object) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return process.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -69,5 +75,10 @@ def _path_of_rank_zero(path: Path | None) -> Path:
 def chosen_device(name: str) -> str:
     """``auto`` is this process's GPU if there is one."""
     if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device must be one that this machine has, got {name!r}: {reason}") from error
         return name
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"

@@ -55,7 +55,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line for people; square brackets in it are only that."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
         """A table for people."""
@@ -119,5 +119,4 @@ def usage_errors() -> Iterator[None]:
             raise
         kind = "" if isinstance(error, (ValueError, HdetError)) else f"{type(error).__name__}: "
         print(f"hdet: {kind}{error}", file=sys.stderr)
-        print("HDET_DEBUG=1 shows where it came from.", file=sys.stderr)
         raise typer.Exit(Exit.USAGE) from None

@@ -17,7 +17,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page [default: report.html in the folder, comparison.html for several]."),
+        typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,8 +58,8 @@ def run(
     task: Annotated[
         str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
     ] = "feed",
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate [default: the task's].")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps [default: the task's].")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate (default: the task's).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Number of replicas, N.")] = 8,
     engine: Annotated[
         Engine, typer.Option(help="All replicas in this process, or one process each.")
@@ -71,8 +72,8 @@ def run(
     spread: Annotated[
         float | None,
         typer.Option(
-            help="Half-width of the replicas' LRs around the plan [default: 1/9 where a controller compares "
-            "replicas, else 0]."
+            help="Half-width of the replicas' LRs around the plan (default: 1/9 where a controller compares "
+            "replicas, else 0)."
         ),
     ] = None,
     per_group: Annotated[
@@ -91,8 +92,8 @@ def run(
     scout: Annotated[
         bool | None,
         typer.Option(
-            help="Find the LR by short trials in the first steps, then start over [default: if the run is "
-            "long enough]."
+            help="Find the LR by short trials in the first steps, then start over (default: if the run is "
+            "long enough)."
         ),
     ] = None,
     scout_fraction: Annotated[float, typer.Option(help="Share of the steps that the scout takes.")] = 0.03,
@@ -114,8 +115,8 @@ def run(
         list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run [default: a new one in runs/].")] = None,
-    name: Annotated[str, typer.Option(help="What the report calls it [default: the folder's name].")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
+    name: Annotated[str, typer.Option(help="What the report calls it (default: the folder's name).")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     track: Track = None,
     device: Device = "auto",
@@ -153,7 +154,7 @@ def run(
             explore={key: float(value) for key, value in parse_options(explore or []).items()},
             gradients=gradients,  # pyright: ignore[reportArgumentType]
             sync_every=sync_every,
-            scout=num_steps >= least_steps(Scout(), count) if scout is None else scout,
+            scout=num_steps >= least_steps(Scout(), max(1, count)) if scout is None else scout,
             scout_fraction=scout_fraction,
             controller=controller,  # pyright: ignore[reportArgumentType]
             controller_start=controller_start,
@@ -166,11 +167,18 @@ def run(
         if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
             config = dataclasses.replace(config, controller="none")  # there is nothing to compare
         path = out or _free_path(Path("runs") / config.slug)
-        if not is_rank() or os.environ["RANK"] == "0":
-            if overwrite:
-                RunFolder(path).remove_run()
-            RunFolder.create(path, config, task_facts(built))
-    _train(config, path, screen, task=built, resume=False, trackers=track or [], device=device)
+        if not overwrite:
+            RunFolder(path).require_free()
+
+    def create() -> None:
+        if overwrite:
+            RunFolder(path).remove_run()
+        RunFolder.create(path, config, task_facts(built))
+
+    if config.engine == "torchrun" and not is_rank():
+        with usage_errors():
+            create()  # the ranks read it
+    _train(config, path, screen, task=built, resume=False, create=create, trackers=track or [], device=device)
 
 
 def resume(
@@ -186,8 +194,15 @@ def resume(
         config = RunFolder(folder).read_config()
         if is_rank():
             config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
-    is_begun = RunFolder(folder).checkpoint.exists()
-    _train(config, folder, screen, task=None, resume=is_begun, trackers=track or [], device=device)
+        is_begun = RunFolder(folder).checkpoint.exists()
+        result = RunFolder(folder).read_result()
+        if is_begun and result is not None and result["status"] == "finished":
+            screen.say(f"{folder} is finished: there is nothing to go on with")
+            screen.give(result)
+            raise typer.Exit(Exit.OK)
+    _train(
+        config, folder, screen, task=None, resume=is_begun, create=None, trackers=track or [], device=device
+    )
 
 
 def _train(
@@ -197,6 +212,7 @@ def _train(
     *,
     task: Task | None,
     resume: bool,
+    create: Callable[[], None] | None,
     trackers: list[Tracker],
     device: str,
 ) -> None:
@@ -208,8 +224,10 @@ def _train(
         is_main = not is_rank() or os.environ["RANK"] == "0"
         task = task or load_task(config.task, config.task_options)
         if is_main and not resume:
+            finders = (["scout"] if config.scout else []) + [f"controller {config.controller}"]
             screen.say(
-                f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}"
+                f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
+                + ", ".join(finders)
             )
         sinks = Tee(*(_sinks(trackers, folder, config) if is_main else []))
         with (
@@ -226,6 +244,7 @@ def _train(
                 should_stop=should_stop,
                 task=task,
                 device=chosen_device(device),
+                on_ready=create if is_main and create is not None else lambda: None,
             )
     if is_main:
         _conclude(result, folder, screen)
@@ -258,6 +277,8 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     screen.show(table)
     if report is not None:
         screen.say(f"report: {report}")
+    if result.status == "failed":
+        print(f"hdet: training failed: {result.reason}", file=sys.stderr)
     if result.status == "stopped":
         screen.say(f"saved at step {result.steps}; go on with: {resume_hint(folder)}")
     screen.give(result.to_json())

@@ -24,12 +24,12 @@ def sweep(
         str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
     ] = "feed",
     lrs: Annotated[str, typer.Option(help="Learning rates, comma-separated; or give the range below.")] = "",
-    low: Annotated[float | None, typer.Option(help="Lowest LR [default: a hundredth of the task's].")] = None,
+    low: Annotated[float | None, typer.Option(help="Lowest LR (default: a hundredth of the task's).")] = None,
     high: Annotated[
-        float | None, typer.Option(help="Highest LR [default: a hundred times the task's].")
+        float | None, typer.Option(help="Highest LR (default: a hundred times the task's).")
     ] = None,
     per_decade: Annotated[int, typer.Option(help="Points per factor of ten.")] = 2,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps [default: the task's].")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Batches per step, as N replicas would take.")] = 8,
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
@@ -40,7 +40,7 @@ def sweep(
         list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep [default: runs/sweep-TASK].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
 ) -> None:

@@ -71,7 +71,7 @@ class RunConfig:
     """Perturb each replica's start by this share of the weights' size (warm start)."""
     seed: int = 0
     evaluate_every: int = 0
-    """Steps between evaluations of the averaged model; 0 evaluates about 20 times."""
+    """Steps between evaluations of the averaged model, rounded up to whole rounds; 0 for about 20 of them."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -106,9 +106,9 @@ class RunConfig:
 
     @property
     def evaluation_interval(self) -> int:
-        """Steps between evaluations, a multiple of ``sync_every``."""
+        """Steps between evaluations: whole rounds, because averaging within one changes the run."""
         if self.evaluate_every:
-            return self.evaluate_every
+            return self.sync_every * -(-self.evaluate_every // self.sync_every)
         rounds = max(1, self.steps // (20 * self.sync_every))
         return rounds * self.sync_every
 

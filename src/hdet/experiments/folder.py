@@ -37,15 +37,30 @@ class RunFolder:
     def create(cls, path: Path, config: RunConfig, extra: dict[str, Any]) -> RunFolder:
         """A new folder; raises if there is a run already."""
         folder = cls(path)
-        if folder.config.exists():
-            raise ValueError(
-                f"out must be a folder without a run, got {str(path)!r}: give another --out, go on with "
-                f"'hdet resume {shlex.quote(str(path))}', or pass --overwrite"
-            )
+        folder.require_free()
         path.mkdir(parents=True, exist_ok=True)
         write_json(folder.environment, _environment())
         write_json(folder.config, config.to_json() | {"name": config.name or path.name} | extra)
         return folder
+
+    def require_free(self) -> None:
+        """Raise if there is a run already, or something that is no folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"out must be a folder, got {str(self.path)!r}, which is a file: give another --out"
+            )
+        if self.config.exists():
+            raise ValueError(
+                f"out must be a folder without a run, got {str(self.path)!r}: give another --out, go on with "
+                f"'hdet resume {shlex.quote(str(self.path))}', or pass --overwrite"
+            )
+
+    def read_result(self) -> dict[str, Any] | None:
+        """What the run came to; None if it has not ended."""
+        try:
+            return json.loads(self.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
 
     def read_config(self) -> RunConfig:
         """The settings that the run was started with."""

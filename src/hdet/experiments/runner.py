@@ -22,8 +22,8 @@ from hdet.telemetry.trackers import Tee
 
 __all__ = ["Progress", "Result", "evaluate", "run"]
 
-_STOP_CHECK_EVERY = 10
-"""Steps between looks at a stop that was asked for; ranks must look at the same ones."""
+_LOOK_EVERY = 10
+"""Steps between updates of the progress, and between looks at a stop that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,9 @@ def run(
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
     device: str = "cpu",
+    on_ready: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Train, evaluate, save; the folder must exist.
+    """Train, evaluate, save.
 
     With ``engine="torchrun"`` every rank calls it, with torch.distributed running; rank zero writes.
 
@@ -88,12 +89,15 @@ def run(
         should_stop: asked every few steps; a run that is stopped converges and saves.
         task: the task, if it is already there.
         device: of model and batches.
+        on_ready: called once everything is built and before anything is written; the folder must be there
+            when it returns.
     """
     task = task or load_task(config.task, config.task_options)
     watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
     trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
         task, config, watch, device
     )
+    on_ready()
     seconds_before = 0.0
     if resume:
         state = folder.load_checkpoint()
@@ -158,13 +162,13 @@ class _Run:
                 self._losses.append(trainer.step())
                 step = engine.num_steps
                 is_end = step >= config.steps
-                if step % _STOP_CHECK_EVERY == 0 or is_end:
+                if step % _LOOK_EVERY == 0 or is_end:
                     self._take_losses()
                     on_progress(self._progress(step))
-                    if not is_end and trainer.any_process(should_stop()):
-                        self._evaluate()
-                        self._save()
-                        return self._finish("stopped", "asked to stop")
+                if not is_end and self._may_stop(step) and trainer.any_process(should_stop()):
+                    self._evaluate()
+                    self._save()
+                    return self._finish("stopped", "asked to stop")
                 if is_end or (step % config.evaluation_interval == 0 and not engine.is_scouting):
                     self._evaluate()
                     self._save()
@@ -176,6 +180,13 @@ class _Run:
             return self._finish("finished")
         except AllReplicasFailedError as error:
             return self._finish("failed", str(error))
+
+    def _may_stop(self, step: int) -> bool:
+        """Where a run can be saved without changing it: averaging within a round would."""
+        config = self._config
+        differ = config.spread > 0 or bool(config.explore) or config.noise_scale > 0
+        anywhere = self._trainer.engine.is_scouting or not (differ or config.gradients == "local")
+        return step % (_LOOK_EVERY if anywhere else config.sync_every) == 0
 
     def _progress(self, step: int) -> Progress:
         return Progress(

@@ -95,7 +95,14 @@ class Task(abc.ABC):
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """What the model is worth: ``"loss"``, the mean over the batches, and anything else."""
-        return {"loss": mean([self.loss(model, batch).item() for batch in batches])}
+        return {"loss": mean([_number(self.loss(model, batch)) for batch in batches])}
+
+
+def _number(loss: object) -> float:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.item()
+    got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    raise ValueError(f"loss of a task must return a tensor with one element, got {got}: return its mean")
 
 
 def mean(values: Iterable[float]) -> float:
@@ -127,6 +134,8 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     where, _, attribute = target.rpartition(":")
     try:
         module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except SyntaxError as error:
+        raise ValueError(f"task {name!r} cannot be read: line {error.lineno}, {error.msg}") from error
     except ModuleNotFoundError as error:
         if error.name == "sklearn":
             raise ValueError(f"task {name!r} needs scikit-learn: pip install 'hdet[cli]'") from error

@@ -161,7 +161,7 @@ class VirtualTrainer:
 
     def step(self) -> Tensor:
         """See :class:`Trainer`."""
-        return self._ensemble.step([to_device(self._device, next(stream)) for stream in self._streams])
+        return self._ensemble.step([to_device(self._device, _next(stream)) for stream in self._streams])
 
     def converge(self) -> None:
         """See :class:`Trainer`."""
@@ -210,7 +210,7 @@ class RankTrainer:
 
     def step(self) -> Tensor:
         """See :class:`Trainer`."""
-        loss = self._task.loss(self._wrapped, to_device(self._device, next(self._stream)))
+        loss = self._task.loss(self._wrapped, to_device(self._device, _next(self._stream)))
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
@@ -241,6 +241,13 @@ class RankTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self.engine.load_state_dict(state["engine"])
         self._stream = self._open_stream()
+
+
+def _next(stream: Iterator[Any]) -> Any:
+    try:
+        return next(stream)
+    except StopIteration:
+        raise ValueError("train_batches of the task must never end, but it did: repeat the data") from None
 
 
 def to_device(device: str | torch.device, batch: Any) -> Any:

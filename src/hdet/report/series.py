@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hdet.report.runs import Run
+from hdet.report.runs import Run, number
 from hdet.telemetry import RoundRecord
 
 __all__ = [
@@ -194,7 +194,10 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
             if name in record.base and math.isfinite(correction) and correction > 0:
                 points.append((record.step, record.base[name] / correction))
     else:
-        for record, in_force in zip(run.records, [1.0, *corrections], strict=False):
+        scout = run.finder.get("scout")
+        chosen, asked = (number(d.get(k)) for d, k in ((scout or {}, "chosen_lr"), (run.config, "lr")))
+        first = chosen / asked if dial.startswith("lr") and chosen and asked else 1.0
+        for record, in_force in zip(run.records, [first, *corrections], strict=False):
             points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]
     return [step for step, _ in points], [value for _, value in points]
 

@@ -73,6 +73,8 @@ def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """What the controller saw and what it made of it."""
+    if run.config.get("controller") == "anchored":
+        return  # it compares no replicas; its own charts show what it did
     records = [record for record in run.records if record.ends_round]
     corrections = _by_name(records, "correction", max_points)
     # The paper's form holds the base itself: against a plan that falls to zero, its factor says nothing.

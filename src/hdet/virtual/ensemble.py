@@ -189,13 +189,13 @@ class VirtualEnsemble:
         for moments, saved in zip(self._moments, state_dict["moments"], strict=True):
             moments.clear()
             moments.update({name: value.clone() for name, value in saved.items()})
-        self._fit_moments(self._num_rows)
         self.engine.num_updates = state_dict["num_updates"]
         optimizer_state = self.engine.optimizer.state_dict()
         for group, saved in zip(optimizer_state["param_groups"], state_dict["param_groups"], strict=True):
             group.update(saved)
         self.engine.optimizer.load_state_dict(optimizer_state)
         self.engine.load_state_dict(state_dict["engine"])
+        self._fit_moments(self._num_rows)  # now that it is known whether replicas differ
 
 
 class _Engine(Ensemble):

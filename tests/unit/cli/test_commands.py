@@ -87,10 +87,29 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
     assert "nowhere" in err
 
 
-def test_a_run_that_diverges_exits_with_one(hdet, tmp_path):
-    arguments = ["--optimizer", "sgd", "--lr", "1e9", "--json"]
-    out, _ = hdet("run", *QUICK, *arguments, expect=1)
+def test_a_run_that_diverges_exits_with_one_and_is_never_silent(hdet, tmp_path):
+    arguments = ["--optimizer", "sgd", "--lr", "1e9"]
+    out, _ = hdet("run", *QUICK, *arguments, "--json", expect=1)
     assert json.loads(out)["status"] == "failed"
+    out, err = hdet("run", *QUICK, *arguments, "--quiet", expect=1)
+    assert (out, err[:22]) == ("", "hdet: training failed:")
+
+
+def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):
+    hdet("run", *QUICK, "--out", "kept")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()}
+    for arguments in (
+        ["--scout"],
+        ["--explore", "weight_decay=3", "--weight-decay", "0.1"],
+        ["--device", "no"],
+    ):
+        hdet("run", *QUICK, *arguments, "--out", "kept", "--overwrite", expect=2)
+        hdet("run", *QUICK, *arguments, "--out", "other", expect=2)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()} == before
+    assert not (tmp_path / "other").exists()
+    out, _ = hdet("resume", "kept")
+    assert "is finished" in out
+    assert {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()} == before
 
 
 @pytest.mark.timeout(200)

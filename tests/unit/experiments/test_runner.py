@@ -50,17 +50,25 @@ def test_a_run_leaves_everything_behind(tmp_path):
         {"gradients": "local", "noise_scale": 0.01},
         {"optimizer": "adamw", "explore": {"weight_decay": 0.5}, "weight_decay": 0.1, "per_group": True},
         {"controller": "paper"},
+        {
+            "spread": 0.0,
+            "replicas": 8,
+            "optimizer": "adamw",
+            "scout": True,
+            "steps": 200,
+            "controller": "anchored",
+        },
     ],
     ids=str,
 )
 def test_a_stopped_run_resumes_to_the_bit(tmp_path, changes):
     config = dataclasses.replace(BASE, **changes)
     whole, _ = start(tmp_path, "whole", config)
-    calls = []
+    calls, num_looks = [], 8 if config.scout else 2  # within the scout a fan is begun again
     stopped, folder = start(
-        tmp_path, "parts", config, should_stop=lambda: len(calls) == 2 or bool(calls.append(1))
+        tmp_path, "parts", config, should_stop=lambda: len(calls) == num_looks or bool(calls.append(1))
     )
-    assert (stopped.status, stopped.steps) == ("stopped", 30)
+    assert (stopped.status, stopped.steps) == ("stopped", 10 * num_looks + 10)
     resumed = run(config, folder, resume=True)
     assert resumed.status == "finished"
     assert resumed.final_loss == whole.final_loss
