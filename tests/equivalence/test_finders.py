@@ -206,6 +206,17 @@ def test_finders_on_gloo_ranks_equal_the_reference(kind, scout, controller):
             torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9)
 
 
+def test_records_tell_the_learning_rate_of_every_step():
+    trainer = Virtual("adam", 4, None, ANCHORED)
+    lrs, _ = train(trainer)
+    told = []
+    for record in trainer.records:
+        trace = record.base_trace["lr.0"]
+        told += trace * record.num_steps if len(trace) == 1 else trace
+    assert told == pytest.approx(lrs, rel=1e-12)
+    assert hdet.export_schedule(trainer.records)["lr.0"][:S] == pytest.approx(lrs, rel=1e-12)
+
+
 STOPS = [0, 4, 17, 25, 45, 60, 110]
 
 

@@ -149,6 +149,10 @@ class Dial:
             if allowed != factor:
                 correction = self.correction * allowed
                 state = ControllerState(math.log(correction / self.found), state.velocity)
+        if correction != self.correction:
+            # Plans that wait to be recorded were used with the old correction.
+            for field in self.fields:
+                field.scale_trace(self.correction / correction)
         self.correction = correction
         self.control = state
 

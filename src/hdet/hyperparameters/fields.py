@@ -43,6 +43,10 @@ class FloatField:
         taken, self.trace = _split(self.trace, keep_newest)
         return taken
 
+    def scale_trace(self, factor: float) -> None:
+        """The plans that wait were used with another correction: make up for it."""
+        self.trace = [plan * factor for plan in self.trace]
+
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """Put the plan where a saved optimizer holds this field."""
         optimizer_state["param_groups"][self.group_index][self.key] = self.planned
@@ -113,6 +117,10 @@ class TensorField:
         """See :meth:`FloatField.take_trace`."""
         taken, self.trace = _split(self.trace, keep_newest)
         return torch.stack(taken).reshape(-1).tolist() if taken else []
+
+    def scale_trace(self, factor: float) -> None:
+        """See :meth:`FloatField.scale_trace`."""
+        self.trace = [plan * factor for plan in self.trace]
 
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""
@@ -191,6 +199,10 @@ class GeneralField:
             return [self.planned]
         taken, self.trace = _split(self.trace, keep_newest)
         return taken
+
+    def scale_trace(self, factor: float) -> None:
+        """See :meth:`FloatField.scale_trace`."""
+        self.trace = [plan * factor for plan in self.trace]
 
     def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatField.put_plan_into`."""
