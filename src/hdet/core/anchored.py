@@ -92,7 +92,13 @@ def next_control(num_steps: int, total_steps: int) -> int:
 
 
 def anchored_update(
-    state: AnchoredState, signal: float, log_time: float, settings: AnchoredController, *, acts: bool
+    state: AnchoredState,
+    signal: float,
+    log_time: float,
+    settings: AnchoredController,
+    *,
+    acts: bool,
+    ceiling: float = math.inf,
 ) -> tuple[AnchoredState, float]:
     r"""One control time: the new state, and the normalised signal z.
 
@@ -105,6 +111,7 @@ def anchored_update(
         log_time: how far the logarithm of the step has moved.
         settings: gain k and limit.
         acts: whether the correction may move; what is remembered goes on all the same.
+        ceiling: a further upper limit of the factor, at least 1.
 
     >>> state, z = anchored_update(AnchoredState(), -2.0, 0.1, AnchoredController(), acts=True)
     >>> round(state.log_factor, 6), round(z, 6)
@@ -118,6 +125,7 @@ def anchored_update(
     z = min(1.0, max(-1.0, z))
     log_factor = state.log_factor
     if acts:
-        limit = math.log(settings.limit)
-        log_factor = min(limit, max(-limit, log_factor - settings.gain * z * log_time))
+        log_factor -= settings.gain * z * log_time
+        lowest, highest = -math.log(settings.limit), math.log(min(settings.limit, ceiling))
+        log_factor = min(highest, max(lowest, log_factor))
     return AnchoredState(log_factor, mean, mean_square, count), z

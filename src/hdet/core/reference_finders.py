@@ -17,7 +17,7 @@ from hdet.core.anchored import (
     averaging_weight,
     next_control,
 )
-from hdet.core.scout import Scout, ScoutState, advance, fan_factors, steps_per_fan, trial_shape
+from hdet.core.scout import ROOM_ABOVE, Scout, ScoutState, advance, fan_factors, steps_per_fan, trial_shape
 
 __all__ = ["Found", "train"]
 
@@ -68,27 +68,31 @@ def train(
         controller: its settings.
         is_adaptive: whether the optimizer divides by the gradient's size.
     """
-    start, used, factor = list(theta), 0, 1.0
+    start, used, factor, ceiling = list(theta), 0, 1.0, math.inf
 
-    # --- the scout: fans of N trials, each from the start, alone, through a miniature of the schedule
+    # --- the scout: fans of N trials, each alone, through a miniature of the schedule; the first stage from
+    # the start, the second one from the best trial of the first
     if scout is not None:
-        length = steps_per_fan(scout, num_replicas, total_steps)
-        state = ScoutState()
+        lengths = steps_per_fan(scout, num_replicas, total_steps)
+        state, lead = ScoutState(), start
         while state.stage != "done":
-            factors = fan_factors(state, scout, num_replicas)
-            scores = []
+            factors, length = fan_factors(state, scout, num_replicas), lengths[state.stage]
+            trials, scores = [], []
             for replica, trial in enumerate(factors):
-                weights, slots = list(start), [{} for _ in start]
+                weights, slots = list(start if state.stage == "wide" else lead), [{} for _ in start]
                 for k in range(length):
                     slope = gradient(weights, replica, used + k)
                     lr = peak * trial * trial_shape(k, length)
                     weights = [update(*each, lr) for each in zip(weights, slope, slots, strict=True)]
+                trials.append(weights)
                 scores.append(score(weights))
             used += length
-            advance(state, scout, factors, scores)
-        share = min(1.0, length / (total_steps - used))
+            leader = advance(state, scout, factors, scores)
+            lead = lead if leader is None else trials[leader]
+        share = min(1.0, lengths["narrow"] / (total_steps - used))
         transfer = scout.transfer(num_replicas, share, is_adaptive=is_adaptive)
-        factor = min(state.chosen * transfer, max(state.chosen, state.highest_stable))
+        factor = min(state.chosen * transfer, state.ceiling)
+        ceiling = ROOM_ABOVE * state.ceiling / factor  # what trials did not survive is not tried again
 
     # --- the run: the mean gradient, the plan a little faster, the anchored correction on it
     weights, slots = copy.copy(start), [{} for _ in start]
@@ -111,7 +115,9 @@ def train(
             if t + 1 >= control_at:
                 log_time = math.log((t + 1) / max(1, last))
                 acts = t + 1 >= controller.start * num_steps
-                anchored, _ = anchored_update(anchored, total / since, log_time, controller, acts=acts)
+                anchored, _ = anchored_update(
+                    anchored, total / since, log_time, controller, acts=acts, ceiling=ceiling
+                )
                 total, since, last, control_at = 0.0, 0, t + 1, next_control(t + 1, num_steps)
         found.log_factors.append(anchored.log_factor)
         found.lrs.append(lr)

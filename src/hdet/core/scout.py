@@ -11,6 +11,7 @@ from hdet.core.checks import require_count, require_flag, require_number, requir
 from hdet.core.shape import one_cycle
 
 __all__ = [
+    "ROOM_ABOVE",
     "Scout",
     "ScoutState",
     "advance",
@@ -23,22 +24,29 @@ __all__ = [
 
 _POINTS_PER_STAGE = 6
 """Fewer replicas than this take several fans for a stage."""
+ROOM_ABOVE = 1.5
+"""How far above the ceiling of the short trials the anchored controller may go: the run has a longer warm-up
+and larger batches."""
+_NARROW_BELOW, _NARROW_ABOVE = 10.0, 3.0
+"""Range of the second stage around the best of the first: from weights past the first quick gains, learning
+rates are lower."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scout:
     r"""Settings of the scout; :class:`hdet.Ensemble` runs it in the first steps.
 
-    In a *fan* every replica trains from the same initial weights, with its own gradients, at its own learning
-    rate, through a complete miniature of the schedule; then all are scored on the same data. A first stage of
-    fans is wide (``span`` on both sides of the planned learning rate, moved where the best is at its edge), a
-    second one is narrow, around the best of the first. Then everything is put back as it was, and the run
-    begins, in the steps that remain, at
+    In a *fan* every replica trains from the same weights, with its own gradients, at its own learning rate,
+    through a complete miniature of the schedule; then all are scored on the same data. A first, wide stage
+    starts from the initial weights (``span`` on both sides of the planned learning rate, moved where the best
+    is at its edge). What it finds serves the quick gains of the first steps, which tell little of the rest of
+    the run; so a second stage starts from the weights of the best trial of the first. Then everything is put
+    back as it was, and the run begins, in the steps that remain, at
 
     .. math:: \eta = \eta_{\text{scout}} \cdot N^{b_B} \cdot f^{b_S}
 
     from one replica's batch to N of them, and from the short horizon to the long one; :math:`f` is the length
-    of a fan over the length of the run.
+    of a fan of the second stage over the length of the run.
 
     >>> Scout(span=1.0)
     Traceback (most recent call last):
@@ -48,9 +56,9 @@ class Scout:
     fraction: float = 0.03
     """Share of the steps that the scout takes, if the range need not be moved."""
     steps: int | None = None
-    """Length of a fan instead; needed where ``total_steps`` is not known."""
+    """Mean length of a fan instead; needed where ``total_steps`` is not known."""
     min_steps: int = 20
-    """A fan is never shorter than this: too short a horizon says little."""
+    """The mean length is never below this: too short a horizon says little."""
     span: float = 100.0
     """The first stage tests learning rates from 1 / span to span times the planned one."""
     max_moves: int = 2
@@ -58,11 +66,10 @@ class Scout:
     batch_exponent: float | Literal["auto"] = "auto"
     """b_B; ``"auto"`` is 0.27 for optimizers that divide by a second moment, like Adam, else 0.75."""
     horizon_exponent: float | Literal["auto"] = "auto"
-    """b_S; ``"auto"`` is 0.2 for optimizers like Adam and 0.13 for others."""
+    """b_S; ``"auto"`` is 0.2 for optimizers like Adam and 0.25 for others."""
     data_repeats: bool = False
-    """Training data will be seen several times. Short trials then overestimate: what they find says only that
-    the best lies between a tenth and a half of it. The planned learning rate is kept if it lies there, and
-    moved to the nearer end if not."""
+    """Training data will be seen several times, which asks for less: ``"auto"`` is then 0 for b_B and 1/3 for
+    b_S."""
     tail: float = 0.3
     """Without a probe a replica's score is its mean training loss over this last share of the fan."""
     copy_on_cpu: bool = False
@@ -87,8 +94,9 @@ class Scout:
         >>> round(Scout().transfer(8, 1.0, is_adaptive=True), 3)
         1.753
         """
-        batch = (0.27 if is_adaptive else 0.75) if self.batch_exponent == "auto" else self.batch_exponent
-        horizon = (0.2 if is_adaptive else 0.13) if self.horizon_exponent == "auto" else self.horizon_exponent
+        auto = (0.0, 1 / 3) if self.data_repeats else (0.27, 0.2) if is_adaptive else (0.75, 0.25)
+        batch = auto[0] if self.batch_exponent == "auto" else self.batch_exponent
+        horizon = auto[1] if self.horizon_exponent == "auto" else self.horizon_exponent
         return num_replicas**batch * share**horizon
 
 
@@ -106,13 +114,15 @@ class ScoutState:
     half_width: float = 0.0
     """Of the current stage, as a logarithm."""
     num_moves: int = 0
+    num_wide: int = 0
+    """How many of the trials belong to the first stage."""
     chosen: float = 1.0
     """The best factor, before the transfer."""
     low: float = 1.0
     high: float = 1.0
     """One standard deviation on both sides of it."""
-    highest_stable: float = math.inf
-    """The largest factor that was tested and did not spoil the model."""
+    ceiling: float = math.inf
+    """Half way from the largest factor that trained to the smallest above it that spoilt the model."""
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -120,12 +130,22 @@ class ScoutState:
         return dict(vars(self))
 
 
-def steps_per_fan(settings: Scout, num_replicas: int, total_steps: int | None) -> int:
-    """Length of one fan.
+def steps_per_fan(
+    settings: Scout, num_replicas: int, total_steps: int | None
+) -> dict[Literal["wide", "narrow"], int]:
+    """Length of a fan of each stage; the first one is only there to find the range, and takes a quarter.
 
-    >>> steps_per_fan(Scout(fraction=0.03), 8, 10_000), steps_per_fan(Scout(), 8, 500)
-    (150, 20)
+    >>> steps_per_fan(Scout(fraction=0.03), 8, 10_000)
+    {'wide': 75, 'narrow': 225}
+    >>> steps_per_fan(Scout(), 8, 500)
+    {'wide': 10, 'narrow': 30}
     """
+    mean = _mean_steps_per_fan(settings, num_replicas, total_steps)
+    wide = max(1, mean // 2)
+    return {"wide": wide, "narrow": 2 * mean - wide}
+
+
+def _mean_steps_per_fan(settings: Scout, num_replicas: int, total_steps: int | None) -> int:
     if settings.steps is not None:
         return settings.steps
     if total_steps is None:
@@ -144,7 +164,7 @@ def least_steps(settings: Scout, num_replicas: int, total_steps: int | None = No
     (80, 480)
     """
     num_fans = 2 * math.ceil(_POINTS_PER_STAGE / num_replicas)
-    return 2 * num_fans * steps_per_fan(settings, num_replicas, total_steps or 1)
+    return 2 * num_fans * _mean_steps_per_fan(settings, num_replicas, total_steps or 1)
 
 
 def trial_shape(step: int, num_steps: int) -> float:
@@ -162,7 +182,7 @@ def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[f
         num_points = num_replicas * math.ceil(_POINTS_PER_STAGE / num_replicas)
         state.half_width = math.log(settings.span)
         if state.stage == "narrow":
-            state.half_width *= 2 / (num_points - 1)  # one gap of the wide stage to both sides
+            state.half_width = math.log(_NARROW_BELOW * _NARROW_ABOVE) / 2
         places = [2 * i / (num_points - 1) - 1 for i in range(num_points)]
         state.grid = [state.center * math.exp(state.half_width * place) for place in places]
     return state.grid[:num_replicas]
@@ -170,55 +190,89 @@ def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[f
 
 def advance(
     state: ScoutState, settings: Scout, factors: Sequence[float], scores: Sequence[float | None]
-) -> None:
-    """Take the scores of a fan: go on with the stage, move the range, begin the next stage, or decide."""
+) -> int | None:
+    """Take the scores of a fan: go on with the stage, move the range, begin the next stage, or decide.
+
+    Returns:
+        The replica that has done best so far in the first stage, if this fan has it: the second stage starts
+        from its weights.
+    """
+    scores = [s if s is not None and math.isfinite(s) else None for s in scores]
+    leader = _leader(state, scores) if state.stage == "wide" else None
     state.factors += list(factors)
-    state.scores += [s if s is not None and math.isfinite(s) else None for s in scores]
-    num_left = len(state.grid) - len(factors)
+    state.scores += scores
     state.grid = state.grid[len(factors) :]
-    if num_left > 0:
-        return
-    points = sorted((f, s) for f, s in zip(state.factors, state.scores, strict=True) if s is not None)
+    if not state.grid:
+        (_end_wide if state.stage == "wide" else _end_narrow)(state, settings)
+    return leader
+
+
+def _leader(state: ScoutState, scores: Sequence[float | None]) -> int | None:
+    before = min((s for s in state.scores if s is not None), default=math.inf)
+    best = min((s for s in scores if s is not None), default=math.inf)
+    return scores.index(best) if best < before else None
+
+
+def _end_wide(state: ScoutState, settings: Scout) -> None:
+    points = _points(state, slice(None))
     if not points:
         _keep(state, "no replica had a finite score")
         return
     values = [s for _, s in points]
+    # A loss that hardly moves over the whole range has nothing to say about it.
+    if max(values) - min(values) <= 1e-4 * max(abs(v) for v in values):
+        _keep(state, "the loss is the same over the whole range")
+        return
     best = values.index(min(values))
-    if state.stage == "wide":
-        # A loss that hardly moves over the whole range has nothing to say about it.
-        if max(values) - min(values) <= 1e-4 * max(abs(v) for v in values):
-            _keep(state, "the loss is the same over the whole range")
-            return
-        at_edge = points[best][0] in (min(state.factors), max(state.factors))
-        state.center = points[best][0]
-        if at_edge and state.num_moves < settings.max_moves:
-            state.num_moves += 1
-            return
-        state.stage = "narrow"
-        if not at_edge and 0 < best < len(points) - 1:
-            state.center = _vertex(points[best - 1 : best + 2])
+    state.center = points[best][0]
+    is_at_edge = state.center in (min(state.factors), max(state.factors))
+    if is_at_edge and state.num_moves < settings.max_moves:
+        state.num_moves += 1
+        return
+    if not is_at_edge and 0 < best < len(points) - 1:
+        state.center = _vertex(points[best - 1 : best + 2])
+    state.center *= math.sqrt(_NARROW_ABOVE / _NARROW_BELOW)
+    state.stage, state.num_wide = "narrow", len(state.factors)
+
+
+def _end_narrow(state: ScoutState, settings: Scout) -> None:
+    points = _points(state, slice(state.num_wide, None))
+    if not points:
+        _keep(state, "no replica had a finite score in the second stage")
+        return
+    best, _ = min(points, key=lambda point: point[1])
+    tested = state.factors[state.num_wide :]
+    is_at_edge = best in (min(tested), max(tested))
+    if is_at_edge and state.num_moves < settings.max_moves:
+        state.num_moves += 1
+        state.center = best
         return
     near = [(f, s) for f, s in points if abs(math.log(f / state.center)) <= 1.001 * state.half_width]
     state.chosen, spread = soft_minimum(near if len(near) >= 3 else points)
     state.low, state.high = state.chosen / spread, state.chosen * spread
-    state.highest_stable = _highest_stable(state)
+    state.ceiling = _ceiling(state)
     state.stage = "done"
-    at_edge = points[best][0] in (min(state.factors), max(state.factors))
-    state.reason = "the best is at the edge of what was tested" if at_edge else ""
+    state.reason = "the best is at the edge of what was tested" if is_at_edge else ""
+
+
+def _points(state: ScoutState, trials: slice) -> list[tuple[float, float]]:
+    """Factors and scores of the trials that did not fail, by factor."""
+    pairs = zip(state.factors[trials], state.scores[trials], strict=True)
+    return sorted((f, s) for f, s in pairs if s is not None)
 
 
 def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
 
-    The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance of the median
-    score from the lowest: noise moves it little, and a flat valley gives its middle.
+    The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance from the lowest
+    score to that below which a third of them lie: noise moves it little, and a flat valley gives its middle.
 
     >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
     >>> round(center, 6), spread > 1
     (1.0, True)
     """
     scores = sorted(s for _, s in points)
-    scale = scores[len(scores) // 2] - scores[0] or 1.0
+    scale = scores[len(scores) // 3] - scores[0] or 1.0
     weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
     total = math.fsum(weights)
     logs = [math.log(f) for f, _ in points]
@@ -237,15 +291,15 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
     return middle * (right / middle) ** min(0.5, max(-0.5, shift))
 
 
-def _highest_stable(state: ScoutState) -> float:
-    """The largest factor below the first, from the best on, that failed or ended worse than the smallest."""
+def _ceiling(state: ScoutState) -> float:
+    """Between the first factor above the best that failed or spoilt the model, and the last before it."""
     points = sorted(zip(state.factors, state.scores, strict=True), key=lambda point: point[0])
-    untrained = next(score for _, score in points if score is not None)
+    _, untrained = _points(state, slice(state.num_wide))[0]
     stable = state.chosen
     for factor, score in points:
         if factor >= state.chosen:
             if score is None or score > untrained:
-                return stable
+                return math.sqrt(stable * factor)
             stable = factor
     return math.inf
 

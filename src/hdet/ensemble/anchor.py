@@ -29,6 +29,7 @@ class Anchor:
         groups: the parameters, by group of the optimizer.
         total_steps: length of the run.
         factor_of_group: which controller each group belongs to.
+        ceiling: upper limit of the factors, beside that of the settings.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Anchor:
         *,
         total_steps: int,
         factor_of_group: Sequence[int],
+        ceiling: float = math.inf,
     ) -> None:
-        self.settings, self._total_steps = settings, total_steps
+        self.settings, self._total_steps, self._ceiling = settings, total_steps, ceiling
         self._factor_of_group = list(factor_of_group)
         self.states = [AnchoredState() for _ in range(max(factor_of_group) + 1)]
         self.signals = [0.0] * len(self.states)
@@ -107,7 +109,7 @@ class Anchor:
         for i, signal in enumerate(signals):
             if math.isfinite(signal):
                 self.states[i], self.signals[i] = anchored_update(
-                    self.states[i], signal, log_time, self.settings, acts=acts
+                    self.states[i], signal, log_time, self.settings, acts=acts, ceiling=self._ceiling
                 )
         for total in self._sums:
             total.zero_()
@@ -133,6 +135,7 @@ class Anchor:
             "states": [list(state) for state in self.states],
             "signals": list(self.signals),
             "gate": self.gate,
+            "ceiling": self._ceiling,
             "lowest_probe": self._lowest_probe,
             "num_risen": self._num_risen,
             "start": [[x.cpu().clone() for x in group] for group in self._start],
@@ -146,7 +149,7 @@ class Anchor:
         """Take over a checkpoint."""
         self.states = [AnchoredState(*saved) for saved in state["states"]]
         self.signals = list(state["signals"])
-        self.gate = state["gate"]
+        self.gate, self._ceiling = state["gate"], state["ceiling"]
         self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
         for mine, saved in ((self._start, state["start"]), (self.average, state["average"])):
             for group, saved_group in zip(mine, saved, strict=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
 from hdet.ensemble.scouting import Scouting, is_adaptive, set_local_gradients
 from hdet.ensemble.snapshot import Snapshot
+from hdet.ensemble.tensors import Buffers, averaged_tensors
 from hdet.hyperparameters import Dial, Panel
 from hdet.replicas import Averager, Replicas, exchange
 from hdet.telemetry import RoundRecord
@@ -36,6 +38,7 @@ class Finders:
     total_steps: int | None
     num_steps: int
     _averager: Averager
+    _buffers: Buffers
     _dials: list[Dial]
     _lr_dials: list[Dial]
     _measure: Measure
@@ -44,6 +47,8 @@ class Finders:
     _scout: Scout | None = None
     _scouting: Scouting | None = None
     _snapshot: Snapshot | None = None
+    _lead: Sequence[Tensor] = ()
+    """Weights of the best trial of the scout's first stage, in host memory."""
     _num_scout_steps = 0
     _anchor: Anchor | None = None
 
@@ -78,9 +83,15 @@ class Finders:
         self._take_snapshot(scout, snapshot)
         if saved is not None:
             self._scouting.load_state_dict(saved)
-            self._restore_snapshot()
+            self._go_back(self._scouting)
         self._set_local_gradients(True)
         self._put_trial_values(self._scouting)
+
+    def _go_back(self, scouting: Scouting) -> None:
+        """Put everything back; in the second stage, with the weights of the best trial of the first."""
+        self._restore_snapshot()
+        if scouting.state.stage == "narrow":
+            self._put_lead()
 
     def _put_trial_values(self, scouting: Scouting) -> None:
         self._panel.put_plans()
@@ -102,9 +113,11 @@ class Finders:
         clock = Clock()
         record = RoundRecord(round=0, step=self.num_steps, num_replicas=self.replicas.count, ends_round=False)
         with record_function("hdet::scout"):
-            record.scout = scouting.take(self._trial_scores())
+            record.scout, leader = scouting.take(self._trial_scores())
             self._forget_losses()
-            self._restore_snapshot()
+            if leader is not None:
+                self._keep_lead(leader)
+            self._go_back(scouting)
             if scouting.state.stage != "done":
                 self._put_trial_values(scouting)
             else:
@@ -116,7 +129,7 @@ class Finders:
                     dial.start_from(record.scout["factor"])
                 self._num_scout_steps = self.num_steps
                 self.restart_at(self.num_steps)
-                self._begin_anchor()
+                self._begin_anchor(record.scout.pop("ceiling"))
         clock.lap("scout", record)
         self._write(record)
 
@@ -137,6 +150,7 @@ class Finders:
             for dial in self._lr_dials:
                 dial.held = None
         self._scouting = self._snapshot = None
+        self._lead = ()
 
     def _take_snapshot(self, scout: Scout, saved: dict[str, Any] | None) -> None:
         self._snapshot = Snapshot(self.optimizer, self.model, on_cpu=scout.copy_on_cpu)
@@ -146,6 +160,17 @@ class Finders:
     def _snapshot_state(self) -> dict[str, Any]:
         assert self._snapshot is not None
         return self._snapshot.state_dict()
+
+    def _keep_lead(self, leader: int) -> None:
+        tensors = averaged_tensors(self.optimizer, self.model) + self._buffers.tensors
+        self._averager.average_(tensors, contribute=self.replicas.index == leader, num_contributors=1)
+        self._lead = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+    @torch.no_grad()
+    def _put_lead(self) -> None:
+        tensors = averaged_tensors(self.optimizer, self.model) + self._buffers.tensors
+        for tensor, lead in zip(tensors, self._lead, strict=True):
+            tensor.copy_(lead)
 
     def _forget_losses(self) -> None:
         self._measure.clear()
@@ -164,7 +189,7 @@ class Finders:
 
     # --- the anchored controller -----------------------------------------------------------------------
 
-    def _begin_anchor(self) -> None:
+    def _begin_anchor(self, ceiling: float = math.inf) -> None:
         """From here on the anchored controller counts: these weights are x0."""
         settings = self.controller
         if not isinstance(settings, AnchoredController):
@@ -180,6 +205,7 @@ class Finders:
             self._weights_by_group(),
             total_steps=max(1, self.total_steps - self._num_scout_steps),
             factor_of_group=factor_of_group,
+            ceiling=ceiling,
         )
 
     def _weights_by_group(self) -> list[list[Tensor]]:
@@ -221,6 +247,7 @@ class Finders:
         if self._scouting is not None:
             state["scouting"] = self._scouting.state_dict()
             state["snapshot"] = self._snapshot_state()
+            state["lead"] = list(self._lead)
         if self._anchor is not None:
             state["anchor"] = self._anchor.state_dict()
         return state
@@ -228,6 +255,7 @@ class Finders:
     def _load_finders(self, state: dict[str, Any]) -> None:
         """After everything else is loaded."""
         if "scouting" in state and self._scout is not None:
+            self._lead = state["lead"]
             self._begin_scout(self._scout, state["scouting"], state["snapshot"])
             return
         self._begin_anchor()

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.core.scout import (
+    ROOM_ABOVE,
     Scout,
     ScoutState,
     advance,
@@ -46,13 +47,14 @@ class Scouting:
     ) -> None:
         self.settings, self.dials, self._peaks = settings, list(dials), peaks
         self._num_replicas, self._total_steps = num_replicas, total_steps
-        self.num_steps = steps_per_fan(settings, num_replicas, total_steps)
+        self._lengths = steps_per_fan(settings, num_replicas, total_steps)
         self.state = ScoutState()
         self.begin_fan()
 
     def begin_fan(self) -> None:
         """Start the next fan, or the same one again."""
-        self.step = 0
+        assert self.state.stage != "done"
+        self.step, self.num_steps = 0, self._lengths[self.state.stage]
         self.factors = fan_factors(self.state, self.settings, self._num_replicas)
 
     def put(self, factors: Sequence[float]) -> None:
@@ -67,13 +69,18 @@ class Scouting:
         """The step of a fan from which training losses count."""
         return round((1 - min(1.0, self.settings.tail)) * self.num_steps)
 
-    def take(self, scores: Sequence[float | None]) -> dict[str, Any]:
-        """The scores of the fan that has ended; what the record says of it."""
-        fan = {"factors": list(self.factors), "scores": list(scores), "peak_lr": self._peaks[0][0]}
-        advance(self.state, self.settings, self.factors, scores)
+    def take(self, scores: Sequence[float | None]) -> tuple[dict[str, Any], int | None]:
+        """The scores of the fan that has ended; what the record says of it, and see :func:`advance`."""
+        fan = {
+            "stage": self.state.stage,
+            "factors": list(self.factors),
+            "scores": list(scores),
+            "peak_lr": self._peaks[0][0],
+        }
+        leader = advance(self.state, self.settings, self.factors, scores)
         if self.state.stage != "done":
             self.begin_fan()
-        return fan
+        return fan, leader
 
     def decide(self, num_steps_used: int, num_joined: int, *, is_adaptive: bool) -> dict[str, Any]:
         """The factor for the run, and how it came about."""
@@ -82,25 +89,20 @@ class Scouting:
         transfer = 1.0
         if not found_nothing:
             remaining = max(1, (self._total_steps or 0) - num_steps_used)
-            share = min(1.0, self.num_steps / remaining) if self._total_steps else 1.0
+            share = min(1.0, self._lengths["narrow"] / remaining) if self._total_steps else 1.0
             transfer = self.settings.transfer(num_joined, share, is_adaptive=is_adaptive)
         factor = state.chosen * transfer
         reason = state.reason
-        if factor > state.highest_stable:
-            factor = max(state.chosen, state.highest_stable)
+        if factor > state.ceiling:
+            factor = state.ceiling
             reason = "higher ones were not stable"
-        if self.settings.data_repeats and not found_nothing:
-            kept = min(max(1.0, 0.1 * factor), 0.5 * factor)
-            reason = "training data repeats: the planned one is " + (
-                "kept" if kept == 1 else "moved to the nearer end of the likely range"
-            )
-            factor = kept
         return {
             "chosen_factor": state.chosen,
             "low": state.low,
             "high": state.high,
             "transfer": transfer,
             "factor": factor,
+            "ceiling": ROOM_ABOVE * state.ceiling / factor,
             "reason": reason,
         }
 

@@ -12,6 +12,8 @@ from hdet.report.series import thin
 
 __all__ = ["finder_charts"]
 
+_STARTS = {"wide": ", from the initial weights", "narrow": ", from the best trial"}
+
 
 def finder_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """The scout's losses over learning rates, and the anchored factor over steps."""
@@ -53,6 +55,7 @@ def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
         found = sorted(found, key=lambda point: point[0])
         x, y = [lr for lr, _ in found], [loss for _, loss in found]
         name = f"round {index + 1}" if len(points) > 1 else "replicas"
+        name += _STARTS.get(str(rounds[index].get("stage")), "")
         trace = line(x, y, name, color, unit=unit, dash=dash, width=1.5)
         trace |= {"mode": "lines+markers", "marker": {"size": 8}, "hovertemplate": _template("loss")}
         traces.append(trace)
@@ -72,8 +75,9 @@ def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
     reason = scout.get("reason")
     at_edge = bool(rounds and rounds[-1].get("at_edge"))
     caption = (
-        "Loss after a miniature run at each learning rate. The vertical line is the choice, carried over "
-        "from the short horizon to the long one; the band is its uncertainty, about one sigma."
+        "Loss after a miniature run at each learning rate, from the initial weights and then from those of "
+        "the best trial. The vertical line is the choice, carried over from one replica's batch to those of "
+        "all; the band is its uncertainty, about one sigma."
     )
     caption += " The best point lies at the edge of what was tried." if at_edge else ""
     yield Chart(

@@ -40,7 +40,14 @@ def finder_of(records: Sequence[RoundRecord], controller: object) -> dict[str, A
 def _scout(fans: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     try:
         peak = float(fans[0]["peak_lr"])
-        rounds = [{"lrs": [peak * f for f in fan["factors"]], "losses": fan["scores"]} for fan in fans]
+        rounds = [
+            {
+                "stage": fan.get("stage", ""),
+                "lrs": [peak * f for f in fan["factors"]],
+                "losses": fan["scores"],
+            }
+            for fan in fans
+        ]
         scout: dict[str, Any] = {"rounds": rounds}
         last = fans[-1]
         if "factor" in last:
@@ -50,7 +57,7 @@ def _scout(fans: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
                 "low": peak * factor * last["low"] / chosen,
                 "high": peak * factor * last["high"] / chosen,
                 "reason": last["reason"],
-                "curve": _curve(rounds, peak * chosen),
+                "curve": _curve([r for r in rounds if r["stage"] == rounds[-1]["stage"]], peak * chosen),
             }
         return scout
     except (KeyError, TypeError, ValueError, ZeroDivisionError):

@@ -340,6 +340,13 @@ class _Engine(Ensemble):
     def _snapshot_state(self) -> dict[str, Any]:
         return {"generator": self._generator_state}
 
+    def _keep_lead(self, leader: int) -> None:
+        self._lead = [rows[leader].to("cpu", copy=True) for rows in self._stack.tensors()]
+
+    def _put_lead(self) -> None:
+        for rows, lead in zip(self._stack.tensors(), self._lead, strict=True):
+            rows.copy_(lead.expand_as(rows))
+
     def _forget_losses(self) -> None:
         self._loss_sums = None
 

@@ -174,6 +174,10 @@ class Stack:
                 module.training = mode
         return result
 
+    def tensors(self) -> list[Tensor]:
+        """The matrices and the buffers, with a row per replica each."""
+        return [*self.matrices, *self.buffers.values()]
+
     def are_finite(self, num_rows: int) -> list[bool]:
         """Whether the parameters of each of the first replicas are finite."""
         finite = torch.stack([torch.isfinite(matrix[:num_rows]).all(dim=1) for matrix in self.matrices])

@@ -29,6 +29,8 @@ def test_it_may_watch_without_moving_and_stays_in_its_limits():
     for _ in range(50):
         state, _ = anchored_update(state, -2.0, 0.5, AnchoredController(limit=3.0), acts=True)
     assert state.log_factor == pytest.approx(math.log(3))
+    state, _ = anchored_update(state, -2.0, 0.5, AnchoredController(limit=3.0), acts=True, ceiling=1.5)
+    assert state.log_factor == pytest.approx(math.log(1.5))
 
 
 def test_no_signal_moves_nothing():

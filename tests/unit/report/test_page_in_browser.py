@@ -47,7 +47,7 @@ class Visit:
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)  # a busy machine
         self.trouble: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.trouble.append(message.text))
