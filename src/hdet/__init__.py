@@ -19,7 +19,7 @@ from hdet.errors import (
 )
 from hdet.hyperparameters import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
 from hdet.replicas import finite_mean_hook
-from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
+from hdet.schedules import OneCycleAutoLR, Prior, ReplayLR, export_schedule, prior_from
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ __all__ = [
     "NoEffectWarning",
     "NotConvergedWarning",
     "OneCycleAutoLR",
+    "Prior",
     "Records",
     "ReplayLR",
     "RoundRecord",
@@ -73,6 +74,7 @@ __all__ = [
     "__version__",
     "export_schedule",
     "finite_mean_hook",
+    "prior_from",
     "read_records",
     "warm_start",
 ]

@@ -105,6 +105,10 @@ def run(
         ),
     ] = "anchored",
     controller_start: Annotated[int, typer.Option(help="Step from which the controller acts.")] = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Of the paper's controller (default: the spread of the replicas' losses)."),
+    ] = None,
     probe: Annotated[
         bool, typer.Option(help="Compare replicas on one held-out batch, not on their training losses.")
     ] = True,
@@ -158,6 +162,7 @@ def run(
             scout_fraction=scout_fraction,
             controller=controller,  # pyright: ignore[reportArgumentType]
             controller_start=controller_start,
+            temperature=temperature,
             probe=probe,
             noise_scale=noise_scale,
             seed=seed,

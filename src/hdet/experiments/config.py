@@ -65,6 +65,8 @@ class RunConfig:
     controller: Literal["anchored", "log", "paper", "none"] = "log"
     controller_start: int = 0
     """Step from which the controller acts."""
+    temperature: float | None = None
+    """Softness of the replicas' weights in the paper's controller; None for the spread of their losses."""
     probe: bool = True
     """Compare replicas on one held-out batch, not on their own training losses."""
     noise_scale: float = 0.0
@@ -92,6 +94,8 @@ class RunConfig:
         require_number("scout_fraction", self.scout_fraction, above=0, below=1)
         require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
         require_count("controller_start", self.controller_start, at_least=0)
+        if self.temperature is not None:
+            require_number("temperature", self.temperature, above=0)
         require_flag("probe", self.probe)
         require_number("noise_scale", self.noise_scale, at_least=0)
         require_count("seed", self.seed, at_least=0)

@@ -104,7 +104,12 @@ def _finders(config: RunConfig, task: Task) -> dict[str, Any]:
     if config.controller == "log":
         controller = hdet.Controller(form="log", start=config.controller_start)
     elif config.controller == "paper":
-        controller = hdet.Controller(form="paper", start=config.controller_start, decay="floor")
+        controller = hdet.Controller(
+            form="paper",
+            start=config.controller_start,
+            decay="floor",
+            temperature="auto" if config.temperature is None else config.temperature,
+        )
     elif config.controller == "anchored":
         controller = hdet.AnchoredController(per_group=config.per_group, repeats_after=num_steps_per_epoch)
     repeats = num_steps_per_epoch is not None and config.steps > num_steps_per_epoch

@@ -26,6 +26,9 @@ class OptimizerField(Spreading):
     per_group: bool = True
     """Each parameter group on its own, or one multiplier and one correction for all of them."""
 
+    group_spreads: Sequence[float] | None = None
+    """A spread for each parameter group, in place of one for all; see :func:`hdet.prior_from`."""
+
     floor: float | Sequence[float] | None = None
     """Where ``Controller(decay="floor")`` takes the base by the end; one for all groups, or one each."""
 
@@ -41,6 +44,15 @@ class OptimizerField(Spreading):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_flag("per_group", self.per_group)
+        if self.group_spreads is not None:
+            object.__setattr__(self, "group_spreads", tuple(self.group_spreads))
+            if not self.per_group:
+                raise ValueError(
+                    "group_spreads must be None where per_group is False, got "
+                    f"{self.group_spreads}: leave out either"
+                )
+            for i, spread in enumerate(self.group_spreads):
+                self._require_spread(f"group_spreads[{i}]", spread)
         if isinstance(self.floor, Sequence):
             object.__setattr__(self, "floor", tuple(self.floor))  # so that equal settings read alike
         for floor in self._floors(1):
@@ -54,6 +66,12 @@ class OptimizerField(Spreading):
         if len(floors) != len(groups):
             raise ValueError(
                 f"floor must have one entry per parameter group, got {len(floors)} for {len(groups)} groups"
+            )
+        spreads = [self.spread] * len(groups) if self.group_spreads is None else self.group_spreads
+        if len(spreads) != len(groups):
+            raise ValueError(
+                f"group_spreads must have one entry per parameter group, got {len(spreads)} for "
+                f"{len(groups)} groups"
             )
         found = [(i, self._field(optimizer, i)) for i in range(len(groups))]
         fields = [(i, field) for i, field in found if field is not None]
@@ -74,7 +92,9 @@ class OptimizerField(Spreading):
         return [
             dial
             for i, field in fields
-            for dial in self._dial(names[i], [field], floor=floors[i], is_scheduled=self.is_scheduled)
+            for dial in self._dial(
+                names[i], [field], spread=spreads[i], floor=floors[i], is_scheduled=self.is_scheduled
+            )
         ]
 
     def _field(self, optimizer: Optimizer, index: int) -> Field | None:

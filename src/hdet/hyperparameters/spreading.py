@@ -32,11 +32,7 @@ class Spreading:
 
     def __post_init__(self) -> None:
         require_choice("scale", self.scale, ("linear", "log"))
-        if self.scale == "linear":
-            remedy = "use scale='log' for a wider range"
-            require_number("spread", self.spread, at_least=0, below=1, remedy=remedy)
-        else:
-            require_number("spread", self.spread, at_least=0)
+        self._require_spread("spread", self.spread)
         if self.bounds is not None:
             if not isinstance(self.bounds, Sequence) or len(self.bounds) != 2:
                 raise TypeError(f"bounds must be a pair (low, high), got {self.bounds!r}")
@@ -47,11 +43,19 @@ class Spreading:
                 raise ValueError(f"bounds must be a pair (low, high) with low < high, got {self.bounds!r}")
             object.__setattr__(self, "bounds", (low, high))
 
+    def _require_spread(self, name: str, spread: float) -> None:
+        if self.scale == "linear":
+            remedy = "use scale='log' for a wider range"
+            require_number(name, spread, at_least=0, below=1, remedy=remedy)
+        else:
+            require_number(name, spread, at_least=0)
+
     def _dial(
         self,
         name: str,
         fields: Sequence[Field],
         *,
+        spread: float | None = None,
         floor: float | None = None,
         changes_loss: bool = False,
         is_scheduled: bool = False,
@@ -62,7 +66,7 @@ class Spreading:
         dial = Dial(
             name,
             fields,
-            spread=self.spread,
+            spread=self.spread if spread is None else spread,
             scale=self.scale,
             bounds=self.bounds,
             floor=floor,
@@ -80,7 +84,7 @@ class Spreading:
                     f"{name} must start inside its bounds {self.bounds}, got {field.planned!r}: "
                     "widen the bounds or change the value"
                 )
-        if self.spread > 0 and dial.share == 0:
+        if dial.spread > 0 and dial.share == 0:
             where = "zero" if fields[0].planned == 0 else f"{fields[0].planned!r}, at the end of its range"
             warnings.warn(
                 f"{name} is {where}: a spread around it that is a share of the base has no width, so nothing "

@@ -145,6 +145,13 @@ ROWS = (
         settings=lambda steps: _replicas(steps, gradients="local"),
     ),
     Row(
+        key="hdet_local",
+        name="HDET (full), local gradients",
+        description="as HDET (full), with the replicas' own gradients",
+        at="high",
+        settings=lambda steps: _hdet(steps) | {"gradients": "local"},
+    ),
+    Row(
         key="scout",
         name="hdet scout",
         description="short trials from High, then a restart",

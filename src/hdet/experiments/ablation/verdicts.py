@@ -19,7 +19,7 @@ VERDICT_RULE = (
     "Losses are compared by their differences seed by seed: a claim holds if the 95 % interval of the "
     "mean difference (Student's t) is on its side of zero, does not hold if it is on the other, and "
     "cannot be told if it has zero in it. A row with a crash is not lower than one without; a row "
-    "without is lower than one that crashes on most seeds. Claim 1 holds if full HDET crashes on no "
+    "without is lower than one that crashes on most seeds. Claims 1a and 1b hold if full HDET crashes on no "
     "seed at High, and does not hold if it crashes on most. Claims marked ' are those at the best "
     "plain LR, not at High as in the paper."
 )
@@ -100,7 +100,8 @@ def claims(case: Case) -> list[Claim]:
         ("2b", "HDET ends lower than the best plain LR", case.result("grid", "best")),
     ]
     return [
-        _stability(case, full),
+        _stability(case, "1a", full),
+        _stability(case, "1b", case.result("hdet_local", "high")),
         *(Claim(number, text, *compare_losses(full, other)) for number, text, other in pairs),
         *_parts(case, "high", ""),
         *_parts(case, "best", "'"),
@@ -123,19 +124,20 @@ def _parts(case: Case, at: str, mark: str) -> list[Claim]:
     ]
 
 
-def _stability(case: Case, full: Result) -> Claim:
+def _stability(case: Case, number: str, full: Result) -> Claim:
     assert case.chosen is not None
-    text = "HDET trains stably where plain training diverges"
-    keys = ("grid", "hdet", "plain_decay", "local_sgd", "warm_init")
+    gradients = "local" if full.row.key == "hdet_local" else "shared"
+    text = f"HDET with {gradients} gradients trains stably where plain training diverges"
+    keys = ("grid", full.row.key, "plain_decay", "local_sgd", "warm_init")
     rows = [case.result(key, "high") for key in keys]
     why = f"at {case.chosen.high:g} crashed: " + ", ".join(
         f"{'plain' if r.row.key == 'grid' else r.row.name} {r.num_crashed}/{len(r.runs)}" for r in rows
     )
     if not case.chosen.breaks:
-        return Claim("1", text, "cannot be told", f"no LR up to {case.chosen.high:g} breaks a plain run")
+        return Claim(number, text, "cannot be told", f"no LR up to {case.chosen.high:g} breaks a plain run")
     if not full.runs or 0 < 2 * full.num_crashed <= len(full.runs):
-        return Claim("1", text, "cannot be told", why)
-    return Claim("1", text, "does not hold" if full.num_crashed else "holds", why)
+        return Claim(number, text, "cannot be told", why)
+    return Claim(number, text, "does not hold" if full.num_crashed else "holds", why)
 
 
 def _decay_order(case: Case, full: Result, number: str) -> Claim:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_count, require_number
 from hdet.experiments.task import Task, batch_generator, mean
+from hdet.hyperparameters.modules import AttentionScale
 
 __all__ = ["GPT", "CharLM"]
 
@@ -30,7 +31,7 @@ class CharLM(Task):
     """Predict the next character of Python's own source text, found on this machine.
 
     Every twentieth file is held out, half of those for the probe. Windows are drawn at random, and a run sees
-    only a small part of the text: data does not repeat.
+    only a small part of the text: data does not repeat, unless ``characters`` says so.
 
     Args:
         width: of the residual stream.
@@ -38,7 +39,10 @@ class CharLM(Task):
         num_heads: attention heads.
         length: characters per window.
         dropout: in every block.
+        label_smoothing: of the training loss.
+        attention_scale: factor on the attention logits, beside the usual one.
         batch_size: windows per replica and step.
+        characters: train on so many characters only, so that a run sees them several times; 0 for all.
     """
 
     width: int = 32
@@ -46,7 +50,10 @@ class CharLM(Task):
     num_heads: int = 2
     length: int = 32
     dropout: float = 0.0
+    label_smoothing: float = 0.0
+    attention_scale: float = 1.0
     batch_size: int = 4
+    characters: int = 0
 
     learning_rate = 3e-3
     num_steps = 1000
@@ -56,6 +63,15 @@ class CharLM(Task):
         for name in ("width", "num_layers", "num_heads", "length", "batch_size"):
             require_count(name, getattr(self, name))
         require_number("dropout", self.dropout, at_least=0, below=1)
+        require_number("label_smoothing", self.label_smoothing, at_least=0, below=1)
+        require_number("attention_scale", self.attention_scale, above=0)
+        require_count("characters", self.characters, at_least=0)
+        if 0 < self.characters <= self.length:
+            raise ValueError(
+                f"characters must be above length={self.length}, or 0 for all, got {self.characters}"
+            )
+        if self.characters:  # windows side by side; without a limit a run sees a part of the text once
+            object.__setattr__(self, "num_examples", self.characters // self.length)
         if self.width % self.num_heads:
             raise ValueError(
                 f"width must be a multiple of num_heads={self.num_heads}, got {self.width}: change either"
@@ -65,7 +81,15 @@ class CharLM(Task):
         """A decoder, initialised from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return GPT(self.width, self.num_heads, self.num_layers, self.length, self.dropout)
+            return GPT(
+                self.width,
+                self.num_heads,
+                self.num_layers,
+                self.length,
+                dropout=self.dropout,
+                label_smoothing=self.label_smoothing,
+                attention_scale=self.attention_scale,
+            )
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Embeddings, biases and norms (without weight decay), the output layer, the blocks' matrices."""
@@ -88,7 +112,7 @@ class CharLM(Task):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Random windows."""
-        text = _corpus()[0]
+        text = _corpus()[0][: self.characters or None]
         for step in itertools.count(start):
             yield self._windows(text, self.batch_size, batch_generator(seed, replica, step))
 
@@ -102,9 +126,12 @@ class CharLM(Task):
         return [self._windows(_corpus()[2], 128, generator) for _ in range(4)]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy of the next character."""
+        """Cross-entropy of the next character; smoothed while training."""
         tokens, targets = batch
-        return F.cross_entropy(model(tokens).flatten(0, -2), targets.flatten())
+        logits, targets = model(tokens).flatten(0, -2), targets.flatten()
+        gpt = getattr(model, "module", model)  # under DistributedDataParallel
+        assert isinstance(gpt, GPT)
+        return gpt.criterion(logits, targets) if model.training else F.cross_entropy(logits, targets)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats, and bits per character."""
@@ -142,9 +169,9 @@ def _corpus() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, attention_scale: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.attention_scale = heads, AttentionScale(attention_scale)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -155,7 +182,7 @@ class _Block(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = F.scaled_dot_product_attention(self.attention_scale(q), k, v, is_causal=True)
         x = x + self.dropout(self.out(attended.transpose(-3, -2).flatten(-2)))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -163,10 +190,21 @@ class _Block(nn.Module):
 class GPT(nn.Module):
     """A small decoder."""
 
-    def __init__(self, width: int, heads: int, layers: int, length: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        length: int,
+        *,
+        dropout: float = 0.0,
+        label_smoothing: float = 0.0,
+        attention_scale: float = 1.0,
+    ) -> None:
         super().__init__()
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.token, self.position = nn.Embedding(_VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(_Block(width, heads, dropout, attention_scale) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
