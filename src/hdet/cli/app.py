@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import hdet
-from hdet.cli import ablating, comparing, cost, health, reports, running, sweeping
+from hdet.cli import ablating, claiming, comparing, cost, health, reports, running, sweeping
 
 __all__ = ["app"]
 
@@ -23,6 +23,7 @@ for command in (
     sweeping.sweep,
     comparing.compare,
     ablating.ablate,
+    claiming.claims,
     reports.report,
     health.doctor,
     cost.plan,

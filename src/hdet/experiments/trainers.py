@@ -21,7 +21,7 @@ from hdet.experiments.task import Task
 from hdet.hyperparameters import Hyperparameter
 from hdet.telemetry import RecordSink
 
-__all__ = ["RankTrainer", "Trainer", "VirtualTrainer", "build_optimizer", "to_device"]
+__all__ = ["RankTrainer", "Trainer", "VirtualTrainer", "build_optimizer", "plan_of", "to_device"]
 
 
 class Trainer(Protocol):
@@ -71,7 +71,8 @@ def build_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Optimize
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
-def _schedule(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
+def plan_of(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
+    """The planned schedule."""
     return LambdaLR(
         optimizer,
         lambda step: one_cycle(step, config.steps, warmup=config.warmup, anneal=config.anneal),
@@ -121,7 +122,7 @@ def _settings(
     config: RunConfig, optimizer: Optimizer, model: nn.Module, records: RecordSink | None
 ) -> dict[str, Any]:
     return {
-        "scheduler": _schedule(config, optimizer),
+        "scheduler": plan_of(config, optimizer),
         "explore": _explored(config, model),
         "sync_every": config.sync_every,
         "total_steps": config.steps,
