@@ -5,9 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test lint bench browser picture clean
+.PHONY: help install run test lint bench browser picture reproduce reproduce-quick clean
 help:            ## List the targets.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 install: $(STAMP)  ## Prepare .venv; does nothing if pyproject.toml and constraints.txt are unchanged.
 
@@ -37,6 +37,22 @@ browser:         ## Install the browser in which the report is tested (Debian an
 picture: $(STAMP) ## Make the README's picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
+
+reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. Hours.
+	$(BIN)/hdet ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
+	$(BIN)/hdet ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
+	$(BIN)/hdet ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
+	$(BIN)/hdet ablate --task feed --steps 500 --seeds 3 --out runs/reproduction/feed
+	$(BIN)/hdet claims --steps 300 --seeds 3 --out runs/reproduction/claims
+
+reproduce-quick: $(STAMP) ## The same with short runs and two seeds, on one page. Minutes.
+	$(BIN)/hdet ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
+	$(BIN)/hdet ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
+	$(BIN)/hdet ablate -q --task feed --steps 100 --seeds 2 --replicas 4 --out runs/quick/feed
+	$(BIN)/hdet claims -q --steps 100 --seeds 2 --replicas 4 --out runs/quick/claims
+	$(BIN)/hdet ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/feed --out runs/quick
+	cat runs/quick/ablation.md runs/quick/claims/claims.md > runs/quick/page.md
+	@echo "page: runs/quick/page.md"
 
 clean:           ## Remove .venv and caches; runs/ stays.
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hdet.cli.comparison_page import comparison_page
-from hdet.cli.output import Exit, Screen, usage_errors
+from hdet.cli.output import Exit, Screen, numbers, usage_errors
 from hdet.experiments.compare import Case, Comparison, read_comparison, table
 from hdet.experiments.compare import compare as run_comparison
 from hdet.experiments.peers import METHODS
@@ -85,7 +85,7 @@ def compare(
                     [(task, parse_options(option or []))],
                     methods=chosen,
                     optimizers=_names(optimizer),
-                    starts=[float(text) for text in _names(starts)],
+                    starts=numbers("--starts", starts),
                     seeds=seeds,
                     steps=steps,
                     replicas=replicas,

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from hdet.errors import HdetError
 
-__all__ = ["Exit", "Screen", "number", "usage_errors"]
+__all__ = ["Exit", "Screen", "number", "numbers", "usage_errors"]
 
 
 class Exit:
@@ -109,6 +109,27 @@ def number(value: object, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
+def numbers(flag: str, text: str) -> list[float]:
+    """The numbers of a comma-separated option.
+
+    >>> numbers("--starts", "0.1,1")
+    [0.1, 1.0]
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} must be numbers with commas between them, got {text!r}") from None
+
+
+_FLAGS = {
+    "bandwidth_bytes_per_second": "--bandwidth",
+    "num_jobs": "--jobs",
+    "studies": "--study",
+    "total_steps": "--steps",
+}
+"""What the library calls an argument, where that differs from the option."""
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Turn the errors of bad input into one line and exit code 2."""
@@ -118,5 +139,6 @@ def usage_errors() -> Iterator[None]:
         if os.environ.get("HDET_DEBUG"):
             raise
         kind = "" if isinstance(error, (ValueError, HdetError)) else f"{type(error).__name__}: "
-        print(f"hdet: {kind}{error}", file=sys.stderr)
+        first, space, rest = str(error).partition(" ")
+        print(f"hdet: {kind}{_FLAGS.get(first, first)}{space}{rest}", file=sys.stderr)
         raise typer.Exit(Exit.USAGE) from None

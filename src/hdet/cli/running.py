@@ -20,6 +20,7 @@ from rich.table import Table
 from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
 from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.reports import write_report
+from hdet.core.checks import require_number
 from hdet.core.scout import Scout, least_steps
 from hdet.experiments.config import RunConfig
 from hdet.experiments.folder import RunFolder
@@ -155,7 +156,10 @@ def run(
             warmup=warmup,
             spread=(1 / 9 if controller in ("log", "paper") else 0.0) if spread is None else spread,
             per_group=per_group,
-            explore={key: float(value) for key, value in parse_options(explore or []).items()},
+            explore={
+                name: require_number(f"--explore {name}", spread, at_least=0)
+                for name, spread in parse_options(explore or [], "--explore").items()
+            },
             gradients=gradients,  # pyright: ignore[reportArgumentType]
             sync_every=sync_every,
             scout=num_steps >= least_steps(Scout(), max(1, count)) if scout is None else scout,

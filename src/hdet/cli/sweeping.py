@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from hdet.cli.output import Exit, Screen, number, usage_errors
+from hdet.cli.output import Exit, Screen, number, numbers, usage_errors
 from hdet.cli.reports import write_report
 from hdet.experiments.config import RunConfig
 from hdet.experiments.signals import stop_on_signal
@@ -55,7 +55,7 @@ def sweep(
         built = load_task(task, options)
         middle = built.learning_rate
         if lrs:
-            grid = sorted(float(text) for text in lrs.split(","))
+            grid = sorted(numbers("--lrs", lrs))
         else:
             grid = log_grid(low or middle / 100, high or middle * 100, per_decade)
         config = RunConfig(

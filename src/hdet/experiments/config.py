@@ -102,7 +102,10 @@ class RunConfig:
         require_count("evaluate_every", self.evaluate_every, at_least=0)
         for name, spread in self.explore.items():
             require_choice("explore", name, EXPLORABLE)
-            require_number(f"explore {name}", spread, at_least=0)
+            if name in ("beta2", "epsilon"):  # on the log scale
+                require_number(f"explore {name}", spread, at_least=0)
+            else:
+                require_number(f"explore {name}", spread, at_least=0, below=1)
         if self.engine == "torchrun" and self.gradients == "local":
             raise ValueError(
                 "gradients must be 'shared' with engine='torchrun', got 'local': use engine='virtual'"

@@ -177,8 +177,12 @@ def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
     return kind(**options)
 
 
-def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any]:
     """Options of the command line, ``name=value``; values are JSON where they can be.
+
+    Args:
+        texts: what was given.
+        flag: for the error.
 
     >>> parse_options(["width=32", "model=conv"])
     {'width': 32, 'model': 'conv'}
@@ -187,7 +191,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (equals and name):
-            raise ValueError(f"option must be name=value, got {text!r}")
+            raise ValueError(f"{flag} must be NAME=VALUE, got {text!r}")
         try:
             options[name] = json.loads(value)
         except json.JSONDecodeError:

@@ -75,6 +75,9 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--task", "nope"], "task must be one of feed, charlm, digits, quadratic or path/to/file.py:MyTask"),
         (["--explore", "colour=1"], "explore must be one of"),
         (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
+        (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
+        (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
+        (["--scout", "--steps", "50"], "--steps must be at least 240 for this scout with 2 replicas, got 50"),
     ):
         out, err = hdet("run", *QUICK, *arguments, expect=2)
         assert message in err
@@ -83,6 +86,10 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         assert not list(tmp_path.iterdir())  # nothing was changed
     _, err = hdet("resume", "nowhere", expect=2)
     assert "must be the folder of a run" in err
+    _, err = hdet("sweep", "--task", "quadratic", "--lrs", "abc", expect=2)
+    assert "--lrs must be numbers with commas between them, got 'abc'" in err
+    _, err = hdet("claims", "--study", "abc", expect=2)
+    assert "--study must be one of 'exploration', 'robustness', 'prior', 'mechanism', got 'abc'" in err
     _, err = hdet("report", "nowhere", expect=2)
     assert "nowhere" in err
 
@@ -180,7 +187,9 @@ def test_plan_predicts_and_explains(hdet, tmp_path):
     assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])
+@pytest.mark.parametrize(
+    "command", ["run", "resume", "sweep", "compare", "ablate", "claims", "report", "doctor", "plan"]
+)
 def test_help_teaches(command, hdet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out, _ = hdet(command, "--help")

@@ -145,5 +145,5 @@ def test_unknown_tasks_say_what_is_known(name, message):
 
 
 def test_options_must_be_pairs():
-    with pytest.raises(ValueError, match="option must be name=value, got 'width'"):
+    with pytest.raises(ValueError, match="--option must be NAME=VALUE, got 'width'"):
         parse_options(["width"])
