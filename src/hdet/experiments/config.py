@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hdet.core.checks import require_choice, require_count, require_flag, require_number
+from hdet.core.scout import Scout, least_steps
 
 __all__ = ["EXPLORABLE", "RunConfig"]
 
@@ -106,6 +107,12 @@ class RunConfig:
                 require_number(f"explore {name}", spread, at_least=0)
             else:
                 require_number(f"explore {name}", spread, at_least=0, below=1)
+        least = least_steps(Scout(fraction=self.scout_fraction), self.replicas, self.steps)
+        if self.scout and self.steps < least:
+            raise ValueError(
+                f"steps must be at least {least} for the scout with {self.replicas} replicas, got "
+                f"{self.steps}: train longer, use more replicas, or leave the scout out"
+            )
         if self.engine == "torchrun" and self.gradients == "local":
             raise ValueError(
                 "gradients must be 'shared' with engine='torchrun', got 'local': use engine='virtual'"

@@ -77,7 +77,7 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
         (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
         (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
-        (["--scout", "--steps", "50"], "--steps must be at least 240 for this scout with 2 replicas, got 50"),
+        (["--scout", "--steps", "50"], "steps must be at least 240 for the scout with 2 replicas, got 50"),
     ):
         out, err = hdet("run", *QUICK, *arguments, expect=2)
         assert message in err

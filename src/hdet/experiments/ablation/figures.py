@@ -42,7 +42,10 @@ def _losses(case: Case, path: Path) -> Path:
             points = [(step, loss) for step, loss in run["train_losses"] if loss is not None]
             axes.plot(*zip(*points, strict=True), color=color, linewidth=1.1, alpha=0.75, label=label)
             label = None  # once per row
-    axes.set_ylim(top=1.5 * highest)  # what explodes leaves the picture
+    seen = [loss for r in results for run in r.runs.values() for _, loss in run["train_losses"] if loss]
+    lowest = min(seen, default=0.0)
+    room = 0.05 * (highest - lowest)
+    axes.set_ylim(lowest - room, 1.5 * highest)  # what explodes leaves the picture
     return _save(figure, axes, path)
 
 
