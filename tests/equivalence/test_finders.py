@@ -247,6 +247,26 @@ def test_virtual_finders_resume(stop):
         assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
 
 
+def test_copies_in_bfloat16_follow_the_exact_ones_and_resume_to_the_bit():
+    half = hdet.AnchoredController(max_rise=1e9, copy_in_bfloat16=True)
+    exact, rounded = Virtual("adam", 4, None, ANCHORED), Virtual("adam", 4, None, half)
+    lrs, (mine, _) = train(exact)[0], train(rounded)
+    assert mine == pytest.approx(lrs, rel=0.05)
+    pairs = zip(exact.engine._anchor.average, rounded.engine._anchor.average, strict=True)
+    for (true,), (kept,) in pairs:
+        assert kept.dtype == torch.bfloat16
+        moved = (true - kept.double()).abs()
+        assert 0 < moved.max() < 0.03 * true.abs().max()
+        assert (true - kept.double()).mean().abs() < 0.003 * true.abs().max()  # no drift to one side
+    whole = Virtual("adam", 4, None, half)
+    train(whole, until=70)
+    resumed = Virtual("adam", 4, None, half)
+    resumed.load(whole.save())
+    assert train(resumed)[0] == mine[70:]
+    last = zip(resumed.engine._anchor.average, rounded.engine._anchor.average, strict=True)
+    assert all(torch.equal(a, b) for (a,), (b,) in last)
+
+
 def test_finders_resume_on_ranks_to_the_bit():
     for whole, resumed, last in run_replicas(_resumed_on_rank, 2, "adam", ANCHORED, 110):
         assert last == S

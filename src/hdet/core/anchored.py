@@ -49,6 +49,9 @@ class AnchoredController:
     three syncs in a row."""
     copy_on_cpu: bool = False
     """Keep the two copies in host memory; slower."""
+    copy_in_bfloat16: bool = False
+    """Keep the two copies in half of the memory of float32. E is rounded at random, up or down by how near,
+    so that its many small moves are not lost; slower, and the signal is a little noisier."""
 
     def __post_init__(self) -> None:
         require_number("start", self.start, at_least=0, below=1)
@@ -60,6 +63,7 @@ class AnchoredController:
             require_count("repeats_after", self.repeats_after, at_least=0)
         require_number("max_rise", self.max_rise, above=0)
         require_flag("copy_on_cpu", self.copy_on_cpu)
+        require_flag("copy_in_bfloat16", self.copy_in_bfloat16)
 
 
 class AnchoredState(NamedTuple):

@@ -50,10 +50,17 @@ class Anchor:
         """Why the corrections no longer move."""
         self._lowest_probe, self._num_risen = math.inf, 0
         device = torch.device("cpu") if settings.copy_on_cpu else None
-        self._start = [[p.detach().to(device or p.device, copy=True) for p in group] for group in groups]
+        dtype = torch.bfloat16 if settings.copy_in_bfloat16 else None
+        self._start = [
+            [p.detach().to(device or p.device, dtype or p.dtype, copy=True) for p in group]
+            for group in groups
+        ]
         self.average = [[x.clone() for x in group] for group in self._start]
         """E."""
         self._sums = [torch.zeros((), dtype=torch.float64, device=group[0].device) for group in self._start]
+        self._rounding = None
+        if settings.copy_in_bfloat16:
+            self._rounding = torch.Generator(self._start[0][0].device).manual_seed(0)
         self._num_summed = 0
         self._num_steps = self._last_control = 0
         self._next_control = next_control(0, total_steps)
@@ -67,8 +74,8 @@ class Anchor:
             for gradient, e, x0 in zip(parts, average, start, strict=True):
                 if gradient is not None:
                     flat = gradient.to(e.device).reshape(-1)
-                    total += torch.dot(flat, e.reshape(-1))
-                    total -= torch.dot(flat, x0.reshape(-1))
+                    total += torch.dot(flat, e.reshape(-1).to(flat.dtype))
+                    total -= torch.dot(flat, x0.reshape(-1).to(flat.dtype))
         self._num_summed += 1
 
     @torch.no_grad()
@@ -78,7 +85,11 @@ class Anchor:
         weight = averaging_weight(self.settings, self._num_steps)
         for parameters, average in zip(groups, self.average, strict=True):
             here = [p.detach().to(e.device) for p, e in zip(parameters, average, strict=True)]
-            torch._foreach_lerp_(average, here, weight)  # pyright: ignore[reportPrivateImportUsage]
+            if self._rounding is None:
+                torch._foreach_lerp_(average, here, weight)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                for x, e in zip(here, average, strict=True):
+                    e.copy_(_rounded_at_random(e.float().lerp_(x.float(), weight), self._rounding))
         return self._num_steps >= self._next_control
 
     @torch.no_grad()
@@ -141,6 +152,7 @@ class Anchor:
             "start": [[x.cpu().clone() for x in group] for group in self._start],
             "average": [[x.cpu().clone() for x in group] for group in self.average],
             "sums": [total.item() for total in self._sums],
+            "rounding": None if self._rounding is None else self._rounding.get_state(),
             "counters": [self._num_summed, self._num_steps, self._last_control, self._next_control],
         }
 
@@ -158,6 +170,15 @@ class Anchor:
         for total, value in zip(self._sums, state["sums"], strict=True):
             total.fill_(value)
         self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
+        if self._rounding is not None and state["rounding"] is not None:
+            self._rounding.set_state(state["rounding"])
+
+
+def _rounded_at_random(values: Tensor, generator: torch.Generator) -> Tensor:
+    """In bfloat16, the upper half of a float32: up or down by chance, right on average."""
+    noise = torch.randint(2**16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
+    bits = (values.view(torch.int32) + noise).bitwise_and_(-(2**16))
+    return bits.view(torch.float32).to(torch.bfloat16)
 
 
 def decay_terms(

@@ -118,8 +118,8 @@ class Stack:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotVectorizeError(
-                f"the model cannot run for all replicas at once: {reason} Pass vectorize=False to run them "
-                "one after the other"
+                f"the model cannot run for all replicas at once: {reason} Pass vectorize=False (in a task: "
+                "can_vectorize = False) to run them one after the other"
             ) from error
         self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
         for matrix, places in zip(self._gradient_matrices, self._places, strict=True):
