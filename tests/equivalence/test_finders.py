@@ -377,12 +377,12 @@ def test_the_gate_holds_the_correction_and_says_why():
     assert shut[0].correction["lr.0"] != 1.0
 
 
-def _one_cycle(rank, max_lr, scout):
+def _one_cycle(rank, max_lr, scout, controller=None):
     model = Net()
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {} if scout is None else {"model": wrapped, "scout": scout}
-    scheduler = hdet.OneCycleAutoLR(optimizer, max_lr, total_steps=400, **settings)
+    scheduler = hdet.OneCycleAutoLR(optimizer, max_lr, total_steps=400, controller=controller, **settings)
     lrs = []
     for step in range(400):
         loss = loss_of(wrapped, batch(rank, step))
@@ -402,6 +402,26 @@ def test_the_drop_in_scheduler_scouts_too():
     assert lrs[-1] < 1e-3 * max(lrs[250:])  # the schedule still ends with the last step
     (_, plain), _ = run_replicas(_one_cycle, 2, 1e-4, None)
     assert low < 0.5 * plain
+
+
+def test_the_drop_in_scheduler_takes_the_anchored_controller():
+    settings = (1e-3, None, hdet.AnchoredController(limit=3.0))
+    (lrs, low), (others, _) = run_replicas(_one_cycle, 2, *settings)
+    assert lrs == others
+    (planned, plain), _ = run_replicas(_one_cycle, 2, 1e-3, None)
+    assert lrs[:39] == planned[:39]  # it watches at first
+    assert lrs[-2] == pytest.approx(3 * planned[-2])
+    assert low < plain
+    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="enable_auto_lr must be False where a controller is given"):
+        hdet.OneCycleAutoLR(
+            optimizer,
+            0.1,
+            total_steps=9,
+            enable_auto_lr=True,
+            auto_lr_warmup_steps=1,
+            controller=hdet.Controller(),
+        )
 
 
 def test_errors_say_what_is_missing():

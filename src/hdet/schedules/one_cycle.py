@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.core.anchored import AnchoredController
 from hdet.core.checks import (
     require_choice,
     require_count,
@@ -80,6 +81,7 @@ class OneCycleAutoLR(OneCycleLR):
         scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
             the wrapped model as ``model``.
         probe: returns the loss that replicas are compared by; see :class:`hdet.Ensemble`.
+        controller: an :class:`hdet.AnchoredController` or :class:`hdet.Controller` instead of the paper's.
     """
 
     _ensemble: Ensemble | None = None
@@ -118,6 +120,7 @@ class OneCycleAutoLR(OneCycleLR):
         records: RecordSink | None = None,
         scout: Scout | None = None,
         probe: Callable[[], Tensor | float] | None = None,
+        controller: Controller | AnchoredController | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -157,7 +160,11 @@ class OneCycleAutoLR(OneCycleLR):
                 f"temperature and loss_scale must not both be given, got {temperature!r} and {loss_scale!r}: "
                 "they are two names of the same softness, keep one"
             )
-        controller = None
+        if controller is not None and enable_auto_lr:
+            raise ValueError(
+                "enable_auto_lr must be False where a controller is given, got True: it stands for the "
+                "paper's controller; leave out either"
+            )
         require_number_or_choice("decay", decay, ("floor", "equation8"), below=1)
         if temperature is not None:
             require_number_or_choice("temperature", temperature, ("auto",), above=0)
