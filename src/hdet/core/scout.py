@@ -216,11 +216,16 @@ def _leader(state: ScoutState, scores: Sequence[float | None]) -> int | None:
 def _end_wide(state: ScoutState, settings: Scout) -> None:
     points = _points(state, slice(None))
     if not points:
-        _keep(state, "no replica had a finite score")
+        if state.num_moves < settings.max_moves:
+            state.num_moves += 1
+            state.center = min(state.factors)  # lower ones may train
+        else:
+            _keep(state, "no replica had a finite score")
         return
     values = [s for _, s in points]
     # A loss that hardly moves over the whole range has nothing to say about it.
-    if max(values) - min(values) <= 1e-4 * max(abs(v) for v in values):
+    is_flat = max(values) - min(values) <= 1e-4 * max(abs(v) for v in values)
+    if is_flat and len(points) == len(state.factors):
         _keep(state, "the loss is the same over the whole range")
         return
     best = values.index(min(values))

@@ -47,6 +47,14 @@ def test_the_range_is_moved_only_so_often():
     assert state.chosen > 1e5
 
 
+@pytest.mark.parametrize("edge", [1e-5, 0.0101, 0.02])
+def test_a_plan_far_above_what_trains_is_moved_down(edge):
+    """None, one or two of the first fan survive; the best is a little below the edge of stability."""
+    state, num_fans = scouted(lambda f: valley(edge / 3)(f) if f < edge else None)
+    assert abs(math.log(state.chosen / (edge / 3))) < math.log(1.5)
+    assert num_fans > 2
+
+
 def test_failing_replicas_are_the_worst_and_bound_what_is_chosen():
     def cliff(factor):
         return valley(1.0)(factor) if factor < 3 else None
