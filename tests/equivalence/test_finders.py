@@ -424,6 +424,67 @@ def test_the_drop_in_scheduler_takes_the_anchored_controller():
         )
 
 
+def _skips(rank):
+    """Rank one's gradient scaler skips a step of a trial."""
+    model = Net()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ensemble = hdet.Ensemble(
+        optimizer, model=wrapped, total_steps=400, sync_every=10, scout=hdet.Scout(min_steps=5, fraction=0.05)
+    )
+    for step in range(200):
+        loss = loss_of(wrapped, batch(rank, step))
+        optimizer.zero_grad()
+        loss.backward()
+        is_skipped = rank == 1 and step == 3
+        if not is_skipped:
+            optimizer.step()
+        ensemble.step(loss, skipped=is_skipped)
+    return ensemble.num_steps, ensemble.is_scouting
+
+
+def test_a_replica_that_skips_a_step_of_a_trial_ends_it_with_the_others():
+    assert run_replicas(_skips, 2) == [(200, False)] * 2
+
+
+def test_a_scout_goes_on_with_another_number_of_replicas():
+    first = Virtual("adam", 2, SCOUT, None)
+    train(first, until=12)  # within the first of three fans of two
+    second = Virtual("adam", 8, SCOUT, None)
+    second.load(first.save())
+    assert second.engine.is_scouting
+    train(second)
+    assert second.records[-1].step == S
+    assert second.records[-1].correction["lr.0"] != 1.0
+
+
+@pytest.mark.parametrize("settings", [{"scout": SCOUT}, {"controller": hdet.AnchoredController()}])
+def test_a_checkpoint_of_plain_one_cycle_is_taken_over_with_its_weights(settings):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=400)
+    for _ in range(100):
+        optimizer.step()
+        plain.step()
+    scheduler = hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=400, model=model, **settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)  # what the checkpoint brings
+    scheduler.load_state_dict(plain.state_dict())
+    assert not scheduler.ensemble.is_scouting
+    for step in range(60):
+        loss = loss_of(model, batch(0, step))
+        optimizer.zero_grad()
+        loss.backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        scheduler.step(loss)
+        moved = max((p - b).abs().max() for p, b in zip(model.parameters(), before, strict=True))
+        assert moved < 0.4  # a step, and nothing put back
+    if "controller" in settings:
+        assert all((x0 == 0.5).all() for group in scheduler.ensemble._anchor._start for x0 in group)
+
+
 def test_errors_say_what_is_missing():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -116,7 +116,7 @@ def numbers(flag: str, text: str) -> list[float]:
     [0.1, 1.0]
     """
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ValueError(f"{flag} must be numbers with commas between them, got {text!r}") from None
 

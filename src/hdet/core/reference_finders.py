@@ -17,7 +17,16 @@ from hdet.core.anchored import (
     averaging_weight,
     next_control,
 )
-from hdet.core.scout import ROOM_ABOVE, Scout, ScoutState, advance, fan_factors, steps_per_fan, trial_shape
+from hdet.core.scout import (
+    ROOM_ABOVE,
+    Scout,
+    ScoutState,
+    advance,
+    fan_factors,
+    may_move,
+    steps_per_fan,
+    trial_shape,
+)
 
 __all__ = ["Found", "train"]
 
@@ -87,7 +96,8 @@ def train(
                 trials.append(weights)
                 scores.append(score(weights))
             used += length
-            leader = advance(state, scout, factors, scores)
+            moves = may_move(state, scout, num_replicas, total_steps, used)
+            leader = advance(state, factors, scores, may_move=moves)
             lead = lead if leader is None else trials[leader]
         share = min(1.0, lengths["narrow"] / (total_steps - used))
         transfer = scout.transfer(num_replicas, share, is_adaptive=is_adaptive)

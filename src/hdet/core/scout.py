@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from hdet.core.checks import require_count, require_flag, require_number, require_number_or_choice
@@ -17,6 +17,7 @@ __all__ = [
     "advance",
     "fan_factors",
     "least_steps",
+    "may_move",
     "soft_minimum",
     "steps_per_fan",
     "trial_shape",
@@ -123,11 +124,13 @@ class ScoutState:
     """One standard deviation on both sides of it."""
     ceiling: float = math.inf
     """Half way from the largest factor that trained to the smallest above it that spoilt the model."""
+    is_found: bool = False
+    """Whether ``chosen`` comes from trials, and not from the plan."""
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(vars(self))
+        """Plain values, which later trials do not change."""
+        return asdict(self)
 
 
 def steps_per_fan(
@@ -167,6 +170,27 @@ def least_steps(settings: Scout, num_replicas: int, total_steps: int | None = No
     return 2 * num_fans * _mean_steps_per_fan(settings, num_replicas, total_steps or 1)
 
 
+def may_move(
+    state: ScoutState, settings: Scout, num_replicas: int, total_steps: int | None, num_steps_used: int
+) -> bool:
+    """Whether the stage may be repeated in another range: not too often, nor beyond half of the run.
+
+    >>> may_move(ScoutState(), Scout(), 8, 1000, 10), may_move(ScoutState(), Scout(), 8, 80, 10)
+    (True, False)
+    """
+    if state.num_moves >= settings.max_moves or state.stage == "done":
+        return False
+    if total_steps is None:
+        return True
+    lengths, num_fans = steps_per_fan(settings, num_replicas, total_steps), _fans_per_stage(num_replicas)
+    ahead = lengths[state.stage] + (lengths["narrow"] if state.stage == "wide" else 0)
+    return 2 * (num_steps_used + num_fans * ahead) <= total_steps
+
+
+def _fans_per_stage(num_replicas: int) -> int:
+    return math.ceil(_POINTS_PER_STAGE / num_replicas)
+
+
 def trial_shape(step: int, num_steps: int) -> float:
     """The miniature schedule of a fan: 20 % warm-up, then down to a hundredth of the peak."""
     return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
@@ -179,7 +203,7 @@ def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[f
     [0.1, 0.19, 0.37, 0.72, 1.39, 2.68, 5.18, 10.0]
     """
     if not state.grid:
-        num_points = num_replicas * math.ceil(_POINTS_PER_STAGE / num_replicas)
+        num_points = num_replicas * _fans_per_stage(num_replicas)
         state.half_width = math.log(settings.span)
         if state.stage == "narrow":
             state.half_width = math.log(_NARROW_BELOW * _NARROW_ABOVE) / 2
@@ -189,9 +213,15 @@ def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[f
 
 
 def advance(
-    state: ScoutState, settings: Scout, factors: Sequence[float], scores: Sequence[float | None]
+    state: ScoutState, factors: Sequence[float], scores: Sequence[float | None], *, may_move: bool
 ) -> int | None:
     """Take the scores of a fan: go on with the stage, move the range, begin the next stage, or decide.
+
+    Args:
+        state: is changed.
+        factors: of the fan's trials.
+        scores: None or not finite where a replica failed.
+        may_move: whether the stage may be repeated in another range, see :func:`may_move`.
 
     Returns:
         The replica that has done best so far in the first stage, if this fan has it: the second stage starts
@@ -203,7 +233,7 @@ def advance(
     state.scores += scores
     state.grid = state.grid[len(factors) :]
     if not state.grid:
-        (_end_wide if state.stage == "wide" else _end_narrow)(state, settings)
+        (_end_wide if state.stage == "wide" else _end_narrow)(state, may_move)
     return leader
 
 
@@ -213,10 +243,10 @@ def _leader(state: ScoutState, scores: Sequence[float | None]) -> int | None:
     return scores.index(best) if best < before else None
 
 
-def _end_wide(state: ScoutState, settings: Scout) -> None:
+def _end_wide(state: ScoutState, may_move: bool) -> None:
     points = _points(state, slice(None))
     if not points:
-        if state.num_moves < settings.max_moves:
+        if may_move:
             state.num_moves += 1
             state.center = min(state.factors)  # lower ones may train
         else:
@@ -231,7 +261,7 @@ def _end_wide(state: ScoutState, settings: Scout) -> None:
     best = values.index(min(values))
     state.center = points[best][0]
     is_at_edge = state.center in (min(state.factors), max(state.factors))
-    if is_at_edge and state.num_moves < settings.max_moves:
+    if is_at_edge and may_move:
         state.num_moves += 1
         return
     if not is_at_edge and 0 < best < len(points) - 1:
@@ -240,24 +270,30 @@ def _end_wide(state: ScoutState, settings: Scout) -> None:
     state.stage, state.num_wide = "narrow", len(state.factors)
 
 
-def _end_narrow(state: ScoutState, settings: Scout) -> None:
+def _end_narrow(state: ScoutState, may_move: bool) -> None:
     points = _points(state, slice(state.num_wide, None))
     if not points:
-        _keep(state, "no replica had a finite score in the second stage")
+        points = _points(state, slice(state.num_wide))
+        state.reason = "no trial of the second stage had a finite score"
+        _choose(state, points)
         return
     best, _ = min(points, key=lambda point: point[1])
     tested = state.factors[state.num_wide :]
     is_at_edge = best in (min(tested), max(tested))
-    if is_at_edge and state.num_moves < settings.max_moves:
+    if is_at_edge and may_move:
         state.num_moves += 1
         state.center = best
         return
     near = [(f, s) for f, s in points if abs(math.log(f / state.center)) <= 1.001 * state.half_width]
-    state.chosen, spread = soft_minimum(near if len(near) >= 3 else points)
+    state.reason = "the best is at the edge of what was tested" if is_at_edge else ""
+    _choose(state, near if len(near) >= 3 else points)
+
+
+def _choose(state: ScoutState, points: Sequence[tuple[float, float]]) -> None:
+    state.chosen, spread = soft_minimum(points)
     state.low, state.high = state.chosen / spread, state.chosen * spread
     state.ceiling = _ceiling(state)
-    state.stage = "done"
-    state.reason = "the best is at the edge of what was tested" if is_at_edge else ""
+    state.stage, state.is_found = "done", True
 
 
 def _points(state: ScoutState, trials: slice) -> list[tuple[float, float]]:
@@ -277,7 +313,7 @@ def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     (1.0, True)
     """
     scores = sorted(s for _, s in points)
-    scale = scores[len(scores) // 3] - scores[0] or 1.0
+    scale = scores[max(min(1, len(scores) - 1), len(scores) // 3)] - scores[0] or 1.0
     weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
     total = math.fsum(weights)
     logs = [math.log(f) for f, _ in points]

@@ -161,24 +161,25 @@ class Anchor:
         """Take over a checkpoint."""
         self.states = [AnchoredState(*saved) for saved in state["states"]]
         self.signals = list(state["signals"])
-        self.gate, self._ceiling = state["gate"], state["ceiling"]
+        self.gate, self._ceiling = state["gate"], state.get("ceiling", math.inf)
         self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
         for mine, saved in ((self._start, state["start"]), (self.average, state["average"])):
             for group, saved_group in zip(mine, saved, strict=True):
                 for i, value in enumerate(saved_group):
-                    group[i] = value.to(group[i].device, copy=True)
+                    group[i] = value.to(group[i].device, group[i].dtype, copy=True)
         for total, value in zip(self._sums, state["sums"], strict=True):
             total.fill_(value)
         self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
-        if self._rounding is not None and state["rounding"] is not None:
-            self._rounding.set_state(state["rounding"])
+        if self._rounding is not None and state.get("rounding") is not None:
+            self._rounding.set_state(state["rounding"].cpu())
 
 
 def _rounded_at_random(values: Tensor, generator: torch.Generator) -> Tensor:
     """In bfloat16, the upper half of a float32: up or down by chance, right on average."""
     noise = torch.randint(2**16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
     bits = (values.view(torch.int32) + noise).bitwise_and_(-(2**16))
-    return bits.view(torch.float32).to(torch.bfloat16)
+    rounded = torch.where(values.isfinite(), bits.view(torch.float32), values)
+    return rounded.to(torch.bfloat16)
 
 
 def decay_terms(

@@ -248,15 +248,17 @@ class Ensemble(Finders):
         once per process) takes the loss and changes nothing else. Until the first step of the optimizer
         is seen, every call counts, so that a schedule can be looked at without training. Pass
         ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
-        under a gradient scaler).
+        under a gradient scaler). While the scout runs, replicas skip at different times, each with its own
+        gradients: such a step then counts, so that all end a trial together.
         """
+        counts = skipped and self._scouting is not None
         if loss is not None and self._has_rounds:
             self._measure.add(loss)
         if self._optimizer_has_stepped:
             self._optimizer_has_stepped = False
         elif self._optimizer_steps_are_seen:
             skipped = True
-        if skipped:
+        if skipped and not counts:
             return
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._warn_once(
@@ -360,6 +362,12 @@ class Ensemble(Finders):
             hook.remove()
         self._hooks = []
         self._panel.put_plans()
+
+    def begin_at(self, num_steps: int) -> None:
+        """Take over a run that something else has trained for ``num_steps`` steps: too late for the scout."""
+        self._end_scout()
+        self.restart_at(num_steps)
+        self._begin_anchor()
 
     def restart_at(self, num_steps: int, *, narrow: bool = True) -> None:
         """Begin, or begin again, after ``num_steps`` optimizer steps, with the bases as they are."""

@@ -113,7 +113,7 @@ class Finders:
         clock = Clock()
         record = RoundRecord(round=0, step=self.num_steps, num_replicas=self.replicas.count, ends_round=False)
         with record_function("hdet::scout"):
-            record.scout, leader = scouting.take(self._trial_scores())
+            record.scout, leader = scouting.take(self._trial_scores(), self.num_steps)
             self._forget_losses()
             if leader is not None:
                 self._keep_lead(leader)
@@ -255,7 +255,7 @@ class Finders:
     def _load_finders(self, state: dict[str, Any]) -> None:
         """After everything else is loaded."""
         if "scouting" in state and self._scout is not None:
-            self._lead = state["lead"]
+            self._lead = state.get("lead", ())
             self._begin_scout(self._scout, state["scouting"], state["snapshot"])
             return
         self._begin_anchor()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,7 @@ from hdet.core.scout import (
     advance,
     fan_factors,
     least_steps,
+    may_move,
     steps_per_fan,
     trial_shape,
 )
@@ -69,7 +72,7 @@ class Scouting:
         """The step of a fan from which training losses count."""
         return round((1 - min(1.0, self.settings.tail)) * self.num_steps)
 
-    def take(self, scores: Sequence[float | None]) -> tuple[dict[str, Any], int | None]:
+    def take(self, scores: Sequence[float | None], num_steps_used: int) -> tuple[dict[str, Any], int | None]:
         """The scores of the fan that has ended; what the record says of it, and see :func:`advance`."""
         fan = {
             "stage": self.state.stage,
@@ -77,7 +80,8 @@ class Scouting:
             "scores": list(scores),
             "peak_lr": self._peaks[0][0],
         }
-        leader = advance(self.state, self.settings, self.factors, scores)
+        can_move = may_move(self.state, self.settings, self._num_replicas, self._total_steps, num_steps_used)
+        leader = advance(self.state, self.factors, scores, may_move=can_move)
         if self.state.stage != "done":
             self.begin_fan()
         return fan, leader
@@ -85,9 +89,8 @@ class Scouting:
     def decide(self, num_steps_used: int, num_joined: int, *, is_adaptive: bool) -> dict[str, Any]:
         """The factor for the run, and how it came about."""
         state = self.state
-        found_nothing = state.chosen == state.low == state.high
         transfer = 1.0
-        if not found_nothing:
+        if state.is_found:
             remaining = max(1, (self._total_steps or 0) - num_steps_used)
             share = min(1.0, self._lengths["narrow"] / remaining) if self._total_steps else 1.0
             transfer = self.settings.transfer(num_joined, share, is_adaptive=is_adaptive)
@@ -112,7 +115,10 @@ class Scouting:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint."""
-        self.state = ScoutState(**state)
+        known = {field.name for field in fields(ScoutState)}
+        self.state = ScoutState(**copy.deepcopy({k: v for k, v in state.items() if k in known}))
+        if len(self.state.grid) % self._num_replicas:  # of another number of replicas
+            self.state.grid = []
         self.begin_fan()
 
 

@@ -92,7 +92,7 @@ class RunConfig:
         require_flag("per_group", self.per_group)
         require_count("sync_every", self.sync_every)
         require_flag("scout", self.scout)
-        require_number("scout_fraction", self.scout_fraction, above=0, below=1)
+        require_number("scout_fraction", self.scout_fraction, above=0, below=0.5)
         require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
         require_count("controller_start", self.controller_start, at_least=0)
         if self.temperature is not None:

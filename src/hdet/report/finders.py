@@ -40,10 +40,11 @@ def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
         return
     low = min(finite)
     # A loss far above that of the smallest learning rate, which hardly trains, is as good as lost.
+    from_start = [
+        p for found, r in zip(points, rounds, strict=True) if r.get("stage") != "narrow" for p in found
+    ]
     untrained = next(
-        loss
-        for _, loss in sorted((p for found in points for p in found), key=lambda p: p[0])
-        if loss is not None
+        (loss for _, loss in sorted(from_start, key=lambda p: p[0]) if loss is not None), max(finite)
     )
     high = min(max(finite), untrained + 0.2 * (untrained - low))
     points = [[(lr, None if loss is None or loss > high else loss) for lr, loss in found] for found in points]

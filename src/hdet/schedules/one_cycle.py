@@ -195,6 +195,11 @@ class OneCycleAutoLR(OneCycleLR):
                 decay=decay,
             )
         replicas = Replicas.of(process_group, fallback_index=rank, fallback_count=world_size)
+        if scout is not None and replicas.count > 1 and not replicas.communicates:
+            raise ValueError(
+                "world_size must be 1 for the scout while torch.distributed is not running, got "
+                f"{world_size}: call torch.distributed.init_process_group first"
+            )
 
         with _unchanged_on_error(optimizer):
             super().__init__(
@@ -267,7 +272,7 @@ class OneCycleAutoLR(OneCycleLR):
         if ensemble is not None:
             self.ensemble.load_state_dict(ensemble)
         else:
-            self.ensemble.restart_at(self.last_epoch)
+            self.ensemble.begin_at(self.last_epoch)
 
 
 class _Plan:

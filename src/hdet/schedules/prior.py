@@ -19,6 +19,8 @@ __all__ = ["Prior", "prior_from"]
 _WIDEST = 2.0
 """A group's spread is at most this times the common one, and at least the common one over this."""
 
+_MOST = 0.95
+"""A spread of one and more would reach zero."""
 _LOWEST = 1 / (25 * 1e4)
 """OneCycleLR's floor over its peak; a schedule may end at zero, a decay cannot."""
 
@@ -86,6 +88,12 @@ def prior_from(runs: Iterable[str | Path | Sequence[RoundRecord]], *, spread: fl
             f"runs must have trained parameter groups with learning rates of their own, got {list(groups)}: "
             "train with several groups and LearningRate(per_group=True)"
         )
+    for name in groups:
+        if any(max(schedule[name]) <= 0 for schedule in schedules):
+            raise ValueError(
+                "runs must train every parameter group, got a learning rate of zero throughout for "
+                f"{name!r}: leave the group out"
+            )
     logs = [[_mean_log(schedule[name]) for name in groups] for schedule in schedules]
     apart = [[value - statistics.fmean(row) for value in row] for row in logs]
     distances = [math.sqrt(statistics.fmean(row[i] ** 2 for row in apart)) for i in range(len(groups))]
@@ -95,7 +103,7 @@ def prior_from(runs: Iterable[str | Path | Sequence[RoundRecord]], *, spread: fl
         math.exp(statistics.fmean(math.log(max(_LOWEST, s[name][-1] / max(s[name]))) for s in schedules))
         for name in groups
     ]
-    return Prior(groups, tuple(spread * share for share in shares), tuple(drops))
+    return Prior(groups, tuple(min(_MOST, spread * share) for share in shares), tuple(drops))
 
 
 def _learning_rates(run: str | Path | Sequence[RoundRecord]) -> dict[str, list[float]]:

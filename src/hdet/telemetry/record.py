@@ -55,8 +55,9 @@ class RoundRecord:
     converged: bool = False
     """Whether parameters were averaged."""
     scout: dict[str, Any] = field(default_factory=dict)
-    """Where a fan of the scout ended: ``factors`` on the ``peak_lr`` and ``scores`` of the replicas; where it
-    decided, also ``chosen_factor`` with ``low`` and ``high``, ``transfer``, ``factor`` and ``reason``."""
+    """Where a fan of the scout ended: its ``stage``, ``factors`` on the ``peak_lr`` and ``scores`` of the
+    replicas; where it decided, also ``chosen_factor`` with ``low`` and ``high``, ``transfer``, ``factor`` and
+    ``reason``."""
     gate: str = ""
     """Why the anchored controller no longer moves the base, if it does not."""
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from hdet.core.scout import Scout, ScoutState, advance, fan_factors, soft_minimum, steps_per_fan
+from hdet.core.scout import (
+    Scout,
+    ScoutState,
+    advance,
+    fan_factors,
+    least_steps,
+    may_move,
+    soft_minimum,
+    steps_per_fan,
+)
 
 SETTINGS = Scout()
 
@@ -14,7 +23,7 @@ def scouted(response, num_replicas=8, settings=SETTINGS):
     state, num_fans = ScoutState(), 0
     while state.stage != "done":
         factors = fan_factors(state, settings, num_replicas)
-        advance(state, settings, factors, [response(f) for f in factors])
+        advance(state, factors, [response(f) for f in factors], may_move=state.num_moves < settings.max_moves)
         num_fans += 1
         assert num_fans < 60
     return state, num_fans
@@ -114,7 +123,7 @@ def test_the_second_stage_has_its_own_response():
     while state.stage != "done":
         factors = fan_factors(state, SETTINGS, 8)
         response = valley(1.0) if state.stage == "wide" else lambda f: valley(0.2)(f) - 1.5
-        leader = advance(state, SETTINGS, factors, [response(f) for f in factors])
+        leader = advance(state, factors, [response(f) for f in factors], may_move=True)
         num_fans += 1
         if num_fans == 1:
             assert leader == min(range(8), key=lambda i: abs(math.log(factors[i])))
@@ -127,6 +136,41 @@ def test_the_second_stage_has_its_own_response():
 def test_the_leader_is_the_best_of_all_fans_of_the_first_stage():
     state = ScoutState()
     fans = ([3.0, 2.0], [2.5, 2.6], [1.5, None])
-    leaders = [advance(state, SETTINGS, fan_factors(state, SETTINGS, 2), scores) for scores in fans]
+    leaders = [advance(state, fan_factors(state, SETTINGS, 2), scores, may_move=True) for scores in fans]
     assert leaders == [1, None, 0]
     assert state.stage == "narrow"
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [1, 2, 5])
+def test_the_scout_never_takes_more_than_half_of_the_run(num_replicas, share):
+    """The best is at the edge of every range, so that each move is wanted."""
+    total = share * least_steps(SETTINGS, num_replicas)
+    state, used = ScoutState(), 0
+    while state.stage != "done":
+        factors = fan_factors(state, SETTINGS, num_replicas)
+        used += steps_per_fan(SETTINGS, num_replicas, total)[state.stage]
+        moves = may_move(state, SETTINGS, num_replicas, total, used)
+        sign = -1 if state.stage == "wide" else 1
+        advance(state, factors, [sign * math.log(f) + 100 for f in factors], may_move=moves)
+    assert used <= total / 2
+    assert state.is_found
+
+
+def test_where_the_second_stage_fails_the_first_one_decides():
+    state = ScoutState()
+    factors = fan_factors(state, SETTINGS, 8)
+    advance(state, factors, [valley(0.1)(f) if f < 0.5 else None for f in factors], may_move=True)
+    assert state.stage == "narrow"
+    saved = state.to_json()
+    advance(state, fan_factors(state, SETTINGS, 8), [None] * 8, may_move=True)
+    assert (state.stage, state.is_found) == ("done", True)
+    assert 0.03 < state.chosen < 0.3
+    assert state.ceiling < 1
+    assert state.reason == "no trial of the second stage had a finite score"
+    assert len(saved["factors"]) == 8  # what was saved stays as it was
+
+
+def test_two_points_are_weighed_by_their_own_distance():
+    center, _ = soft_minimum([(1.0, 0.001), (10.0, 0.1)])
+    assert center == pytest.approx(10 ** (math.exp(-1) / (1 + math.exp(-1))))

@@ -57,7 +57,7 @@ def explored(better_at, asked):
         for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
             loss = 2 - 0.1 * better_at * math.log(factor) + 0.001 * seed
             records.append(made("exploration", f"dropout x{factor:g}", loss, seed))
-        corrections = {"dropout": math.exp(asked + 0.01 * seed)}
+        corrections = {"lr": 1.0, "dropout": math.exp(asked + 0.01 * seed)}
         records.append(made("exploration", "dropout probe", 2.0, seed, corrections=corrections))
     return next(line for line in table(Claims(records)).splitlines() if line.startswith("| dropout"))
 
@@ -80,6 +80,24 @@ def test_robustness_and_prior_are_judged():
     start = [made("prior", "uniform", 2.0 + 0.01 * s, s) for s in range(3)]
     start += [made("prior", "from earlier runs", 1.9 + 0.011 * s, s, prior=told) for s in range(3)]
     assert "That it helps: **holds**, lower by 0.09" in table(Claims(start))
+
+
+def test_crashes_are_marked_and_never_hold():
+    names = [spec["variant"] for spec in STUDIES["robustness"](500)]
+    runs = [made("robustness", name, 2.0 + 0.01 * seed, seed) for name in names for seed in range(2)]
+    lost = [r | {"final_loss": None} if (r["variant"], r["seed"]) == ("T = 50", 1) else r for r in runs]
+    text = table(Claims(lost))
+    assert "| T = 50 | 2.0000 † 1/2 crashed |" in text
+    assert "**does not hold**: 1 runs crashed." in text
+    none = [r for r in runs if r["variant"] == "plain"]
+    assert "**cannot be told**: no run of the paper's settings." in table(Claims(none))
+
+
+def test_runs_of_two_lengths_are_not_judged_together(tmp_path):
+    lines = [json.dumps(made("prior", "uniform", 2.0) | {"steps": steps}) for steps in (100, 500)]
+    (tmp_path / "claims.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="must hold runs of one length"):
+        read_claims(tmp_path)
 
 
 def test_slopes_leave_out_the_warmup_and_what_failed():

@@ -24,9 +24,23 @@ NOTES = (
 
 
 def table(ablation: Ablation) -> str:
-    """A table and the verdicts per task, optimizer and length."""
-    parts = [_section(case) for case in ablation.cases]
+    """A table and the verdicts per task, optimizer and length; the verdicts of several side by side."""
+    cases = ablation.cases
+    parts = [_overview(cases)] if len(cases) > 1 else []
+    parts += [_section(case) for case in cases]
     return "\n\n".join([*parts, NOTES, RULES, VERDICT_RULE]) + "\n"
+
+
+def _overview(cases: Sequence[Case]) -> str:
+    titles = [case.title.partition(":")[0] for case in cases]
+    verdicts = [{claim.number: claim for claim in claims(case)} for case in cases]
+    known = {number: claim for of_case in verdicts for number, claim in of_case.items()}
+    lines = [_line(["claim", "", *titles]), _line(["---"] * (2 + len(cases)))]
+    lines += [
+        _line([number, claim.text, *(v[number].verdict if number in v else "-" for v in verdicts)])
+        for number, claim in known.items()
+    ]
+    return "\n".join(lines)
 
 
 def _section(case: Case) -> str:

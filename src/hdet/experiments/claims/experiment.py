@@ -85,4 +85,12 @@ def read_claims(folder: str | Path) -> Claims:
     path = Path(folder) / _FILE
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} must be the folder of these studies, but it has no {_FILE}")
-    return Claims(list(read_ledger(path, _KEY, "corrections").values()))
+    records = list(read_ledger(path, _KEY, "corrections").values())
+    lengths = {(r["steps"], r["replicas"]) for r in records}
+    if len(lengths) > 1:
+        found = ", ".join(f"{steps} steps with {replicas} replicas" for steps, replicas in sorted(lengths))
+        raise ValueError(
+            f"{str(folder)!r} must hold runs of one length and number of replicas to be judged together, got "
+            f"{found}: give each its own --out"
+        )
+    return Claims(records)

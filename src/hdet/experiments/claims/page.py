@@ -57,14 +57,18 @@ def _by_seed(records: Sequence[Record], variant: str) -> dict[int, Record]:
 
 
 def _losses(runs: dict[int, Record]) -> list[float]:
-    return [math.nan if r["final_loss"] is None else r["final_loss"] for r in runs.values()]
+    return [r["final_loss"] for r in runs.values() if r["final_loss"] is not None]
 
 
-def _mean(values: Sequence[float], digits: int = 4) -> str:
-    if not values:
-        return "-"
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+def _mean(runs: dict[int, Record], digits: int = 4) -> str:
+    """Mean ± standard deviation, and a mark for runs without a finite loss."""
+    values, parts = _losses(runs), []
+    if values:
+        deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+        parts.append(f"{statistics.fmean(values):.{digits}f}{deviation}")
+    if len(values) < len(runs):
+        parts.append(f"† {len(runs) - len(values)}/{len(runs)} crashed")
+    return " ".join(parts) or "-"
 
 
 def _difference(first: dict[int, Record], second: dict[int, Record]) -> tuple[int, float, float]:
@@ -106,14 +110,14 @@ def _exploration(records: Sequence[Record]) -> str:
 def _explored_row(records: Sequence[Record], explored: Explored) -> list[str]:
     full = {f: _by_seed(records, exploration_name(explored.name, f"x{f:g}")) for f in FACTORS}
     prefers, _, _ = _difference(full[2.0], full[0.5])  # above zero: less loss at twice the value
-    by_probe, probe_text = _asked(_by_seed(records, exploration_name(explored.name, "probe")))
-    _, own_text = _asked(_by_seed(records, exploration_name(explored.name, "own losses")))
+    by_probe, probe_text = _asked(explored, _by_seed(records, exploration_name(explored.name, "probe")))
+    _, own_text = _asked(explored, _by_seed(records, exploration_name(explored.name, "own losses")))
     verdict: Verdict = "cannot be told"
     if prefers and by_probe:
         verdict = "holds" if prefers == by_probe else "does not hold"
     return [
         f"{explored.name} ({explored.base:g})",
-        *(_mean(_losses(full[f]), 3) for f in FACTORS),
+        *(_mean(full[f], 3) for f in FACTORS),
         {1: "more", -1: "less", 0: "cannot be told"}[prefers],
         probe_text,
         own_text,
@@ -121,8 +125,14 @@ def _explored_row(records: Sequence[Record], explored: Explored) -> list[str]:
     ]
 
 
-def _asked(runs: dict[int, Record]) -> tuple[int, str]:
-    logs = [math.log(value) for run in runs.values() for value in run["corrections"].values() if value > 0]
+def _asked(explored: Explored, runs: dict[int, Record]) -> tuple[int, str]:
+    """The log of the correction that each seed ends with; the learning rate has a dial of its own."""
+    logs = [
+        math.log(value)
+        for run in runs.values()
+        for name, value in run["corrections"].items()
+        if name == explored.dial and value > 0
+    ]
     if not logs:
         return 0, "-"
     sign, mean, half = sign_of(logs)
@@ -134,24 +144,33 @@ def _asked(runs: dict[int, Record]) -> tuple[int, str]:
 
 def _robustness(records: Sequence[Record]) -> str:
     names = variants("robustness", records[0]["steps"])
-    base = _by_seed(records, "as in the paper")
-    middle = statistics.fmean(_losses(base)) if base else math.nan
+    base = _losses(_by_seed(records, "as in the paper"))
+    middle = statistics.fmean(base) if base else math.nan
     lines = _head("Claim 7: robust to spread, T and temperature", records)
     lines += [
         _line(["setting", "held-out loss", "over the paper's settings"]),
         _line(["---", "---:", "---:"]),
     ]
-    ratios = []
+    ratios, num_crashed = [], 0
     for name in names:
-        losses = _losses(_by_seed(records, name))
+        runs = _by_seed(records, name)
+        losses = _losses(runs)
         ratio = statistics.fmean(losses) / middle if losses else math.nan
-        if name != "plain" and losses:
-            ratios.append(ratio)
-        lines.append(_line([name, _mean(losses), f"{ratio:.3f}"]))
-    worst = max((abs(ratio - 1) for ratio in ratios), default=math.nan)
+        if name != "plain":
+            ratios += [ratio] if losses and base else []
+            num_crashed += len(runs) - len(losses)
+        lines.append(_line([name, _mean(runs), f"{ratio:.3f}" if losses and base else "-"]))
+    return "\n".join([*lines, "", _robust(ratios, num_crashed)])
+
+
+def _robust(ratios: Sequence[float], num_crashed: int) -> str:
+    if num_crashed:
+        return f"**does not hold**: {num_crashed} runs crashed."
+    if not ratios:
+        return "**cannot be told**: no run of the paper's settings."
+    worst = max(abs(ratio - 1) for ratio in ratios)
     verdict: Verdict = "holds" if worst <= _TOLERANCE else "does not hold"
-    lines += ["", f"**{verdict}**: the farthest is {100 * worst:.1f} % from the paper's settings."]
-    return "\n".join(lines)
+    return f"**{verdict}**: the farthest is {100 * worst:.1f} % from the paper's settings."
 
 
 # --- the group-aware start ---------------------------------------------------------------------------
@@ -162,8 +181,8 @@ def _prior(records: Sequence[Record]) -> str:
     lines = _head("The group-aware start", records)
     lines += [_line(["start", "held-out loss"]), _line(["---", "---:"])]
     lines += [
-        _line(["one spread and decay for all groups", _mean(_losses(uniform))]),
-        _line(["`hdet.prior_from` of two earlier runs", _mean(_losses(learned))]),
+        _line(["one spread and decay for all groups", _mean(uniform)]),
+        _line(["`hdet.prior_from` of two earlier runs", _mean(learned)]),
     ]
     sign, mean, half = _difference(learned, uniform)
     verdict: Verdict = "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
@@ -191,7 +210,7 @@ def _mechanism(records: Sequence[Record]) -> str:
     ]
     for lr in sorted({r["lr"] for r in records}):
         runs = [r for r in records if r["lr"] == lr]
-        cells = [f"{lr:g}", _mean([r["final_loss"] for r in runs if r["final_loss"] is not None])]
+        cells = [f"{lr:g}", _mean({r["seed"]: r for r in runs})]
         for which in ("own", "probe"):
             mean, deviation = _slope(runs, which)
             cells += [f"{mean:+.4f} ± {deviation:.4f}", f"{mean / deviation:+.2f}" if deviation else "-"]
@@ -220,18 +239,17 @@ def write_figure(claims: Claims, path: Path) -> Path | None:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     noise, where = figure.subplots(1, 2)
     for which, color, label in (("own", "#d55e00", "own batches"), ("probe", "#0072b2", "one probe")):
-        found = [_slope(by_lr[lr], which) for lr in lrs]
-        noise.plot(lrs, [abs(m) / d for m, d in found], "o-", color=color, label=f"compared on {label}")
+        found = [(lr, *_slope(by_lr[lr], which)) for lr in lrs]
+        known = [(lr, abs(mean) / deviation) for lr, mean, deviation in found if deviation > 0]
+        noise.plot(*zip(*known, strict=True), "o-", color=color, label=f"compared on {label}")
     noise.axhline(1, color="#767b84", linewidth=1, linestyle=":")
     noise.set(
         xscale="log", yscale="log", xlabel="learning rate", ylabel="|mean slope| / its noise in one round"
     )
     noise.set_title("How loud a round's signal is")
     noise.legend(fontsize=8)
-    losses = [
-        statistics.fmean(r["final_loss"] for r in by_lr[lr] if r["final_loss"] is not None) for lr in lrs
-    ]
-    best = lrs[losses.index(min(losses))]
+    losses = {lr: _losses({r["seed"]: r for r in by_lr[lr]}) for lr in lrs}
+    best = min((lr for lr in lrs if losses[lr]), key=lambda lr: statistics.fmean(losses[lr]), default=lrs[0])
     where.axhline(0, color="#767b84", linewidth=1)
     where.plot(lrs, [_slope(by_lr[lr], "probe")[0] for lr in lrs], "o-", color="#0072b2")
     where.axvline(best, color="#009e73", linestyle="--", label=f"best at the end of the run: {best:g}")

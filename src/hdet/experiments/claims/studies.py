@@ -30,6 +30,11 @@ class Explored:
     """Of the task; empty for a setting of the run."""
     needs_probe: bool = False
 
+    @property
+    def dial(self) -> str:
+        """Its name in the records."""
+        return "attention_scale" if self.name == "attention_temperature" else self.name
+
 
 EXPLORED = (
     Explored("dropout", 0.1, "dropout"),
