@@ -44,7 +44,7 @@ def made(study, variant, loss, seed=0, **more):
 def test_every_setting_of_every_study_is_a_valid_one():
     for study, specs in STUDIES.items():
         for spec in specs(500):
-            settings = {k: v for k, v in spec["settings"].items() if k != "prior_seeds"}
+            settings = {k: v for k, v in spec["settings"].items() if k not in ("prior_seeds", "groups_alike")}
             RunConfig(task="charlm", lr=spec["lr"], steps=500, task_options=spec["task_options"], **settings)
         names = [spec["variant"] for spec in specs(500)]
         assert len(set(names)) == len(names), study
@@ -79,7 +79,9 @@ def test_robustness_and_prior_are_judged():
     told = {"lr.a": {"spread": 0.1, "drop": 0.01, "drop_of_uniform": 4e-6}}
     start = [made("prior", "uniform", 2.0 + 0.01 * s, s) for s in range(3)]
     start += [made("prior", "from earlier runs", 1.9 + 0.011 * s, s, prior=told) for s in range(3)]
-    assert "That it helps: **holds**, lower by 0.09" in table(Claims(start))
+    text = table(Claims(start))
+    assert "That it helps: **holds**, lower by 0.09" in text
+    assert "difference between groups does: **cannot be told**." in text
 
 
 def test_crashes_are_marked_and_never_hold():
@@ -118,8 +120,9 @@ def test_studies_from_end_to_end(tmp_path):
     progress = []
     found = run_claims(**settings, folder=tmp_path, on_done=lambda *pair: progress.append(pair))
     assert found.is_complete
-    assert progress == [(0, 2), (1, 2), (2, 2)]
-    uniform, learned = found.records
+    assert progress == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    uniform, learned, alike = found.records
+    assert len({told["drop"] for told in alike["prior"].values()}) == 1
     assert set(learned["prior"]) == {"lr.embedding", "lr.no_decay", "lr.non_embedding", "lr.transformer"}
     assert all(0 < told["drop"] < 0.1 for told in learned["prior"].values())
     assert uniform["final_loss"] != learned["final_loss"]

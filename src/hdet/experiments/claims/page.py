@@ -178,22 +178,29 @@ def _robust(ratios: Sequence[float], num_crashed: int) -> str:
 
 def _prior(records: Sequence[Record]) -> str:
     uniform, learned = _by_seed(records, "uniform"), _by_seed(records, "from earlier runs")
+    alike = _by_seed(records, "groups alike")
     lines = _head("The group-aware start", records)
     lines += [_line(["start", "held-out loss"]), _line(["---", "---:"])]
     lines += [
         _line(["one spread and decay for all groups", _mean(uniform)]),
         _line(["`hdet.prior_from` of two earlier runs", _mean(learned)]),
+        _line(["the mean of what it says, for all groups alike", _mean(alike)]),
     ]
-    sign, mean, half = _difference(learned, uniform)
-    verdict: Verdict = "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
     lines += [
         "",
-        f"That it helps: **{verdict}**, lower by {mean:.4f} ± {half:.4f}. What it said, of the first seed:",
+        f"That it helps: {_judged(learned, uniform)}. That the difference between groups does: "
+        f"{_judged(learned, alike)}. What it said, of the first seed:",
     ]
     told = next((r["prior"] for r in learned.values() if r["prior"]), {})
     lines += ["", _line(["group", "spread", "end over peak"]), _line(["---", "---:", "---:"])]
     lines += [_line([name, f"{t['spread']:.3f}", f"{t['drop']:.2g}"]) for name, t in told.items()]
     return "\n".join(lines)
+
+
+def _judged(lower: dict[int, Record], higher: dict[int, Record]) -> str:
+    sign, mean, half = _difference(lower, higher)
+    verdict: Verdict = "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
+    return f"**{verdict}**" + (f", lower by {mean:.4f} ± {half:.4f}" if math.isfinite(mean) else "")
 
 
 # --- the mechanism -----------------------------------------------------------------------------------

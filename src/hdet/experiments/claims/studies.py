@@ -113,10 +113,15 @@ def _robustness(steps: int) -> list[Record]:
 
 
 def _prior(steps: int) -> list[Record]:
-    """The full method with one spread and decay for all groups, and with those that earlier runs give."""
+    """The full method with one spread and decay for all groups, and with those that earlier runs give.
+
+    The third one takes the mean of what they give for all groups alike: what is left is owed to the groups.
+    """
+    seeds = list(PRIOR_SEEDS)
     return [
         _spec("uniform", 0.05, _paper(steps)),
-        _spec("from earlier runs", 0.05, _paper(steps, prior_seeds=list(PRIOR_SEEDS))),
+        _spec("from earlier runs", 0.05, _paper(steps, prior_seeds=seeds)),
+        _spec("groups alike", 0.05, _paper(steps, prior_seeds=seeds, groups_alike=True)),
     ]
 
 

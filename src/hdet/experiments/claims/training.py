@@ -36,7 +36,7 @@ def train(spec: Record) -> Record:
         optimizer_kind="adamw",
     )
     settings = dict(spec["settings"])
-    prior_seeds = settings.pop("prior_seeds", None)
+    prior_seeds, groups_alike = settings.pop("prior_seeds", None), settings.pop("groups_alike", False)
     config = job.config(**settings)
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
@@ -44,7 +44,7 @@ def train(spec: Record) -> Record:
         if prior_seeds is None:
             final, records, prior = *_run(job.task, config), None
         else:
-            final, records, prior = _run_with_prior(job.task, config, prior_seeds)
+            final, records, prior = _run_with_prior(job.task, config, prior_seeds, groups_alike)
     last = records[-1] if records else None
     return spec | {
         "final_loss": final if math.isfinite(final) else None,
@@ -68,12 +68,15 @@ def _run(task: Task, config: RunConfig) -> tuple[float, list[RoundRecord]]:
 
 
 def _run_with_prior(
-    task: Task, config: RunConfig, seeds: Sequence[int]
+    task: Task, config: RunConfig, seeds: Sequence[int], groups_alike: bool
 ) -> tuple[float, list[RoundRecord], dict[str, Any]]:
     """Earlier runs first, with the uniform start; then one that begins with what they say."""
     prior = hdet.prior_from(
         [_run(task, replace(config, seed=seed))[1] for seed in seeds], spread=config.spread
     )
+    if groups_alike:
+        count, drop = len(prior.groups), statistics.geometric_mean(prior.drops)
+        prior = hdet.Prior(prior.groups, (config.spread,) * count, (drop,) * count)
     records = hdet.Records()
     model = task.build_model(config.seed)
     optimizer = build_optimizer(config, task.parameter_groups(model))
