@@ -78,7 +78,7 @@ def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
     caption = (
         "Loss after a miniature run at each learning rate, from the initial weights and then from those of "
         "the best trial. The vertical line is the choice, carried over from one replica's batch to those of "
-        "all; the band is its uncertainty, about one sigma."
+        "all and to the long run; the band is its uncertainty, about one sigma."
     )
     caption += " The best point lies at the edge of what was tried." if at_edge else ""
     yield Chart(

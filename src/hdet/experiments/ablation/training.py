@@ -23,7 +23,7 @@ from hdet.experiments.peers.ledger import Record, task_of
 from hdet.experiments.runner import evaluate
 from hdet.experiments.trainers import VirtualTrainer
 
-__all__ = ["CURVE_POINTS", "train"]
+__all__ = ["CURVE_POINTS", "job_of", "train"]
 
 CURVE_POINTS = 100
 _WARMUP = 0.1
@@ -31,14 +31,7 @@ _WARMUP = 0.1
 
 def train(spec: Record) -> Record:
     """Run one; a run with replicas if it has settings of RunConfig, else a plain one."""
-    job = Job(
-        task=task_of(spec),
-        start_lr=spec["lr"],
-        steps=spec["steps"],
-        seed=spec["seed"],
-        num_replicas=spec["replicas"],
-        optimizer_kind=spec["optimizer"],
-    )
+    job = job_of(spec)
     settings = spec["settings"]
     losses: list[float] = []
     lrs: dict[int, dict[str, float]] = {}
@@ -73,6 +66,18 @@ def train(spec: Record) -> Record:
         "train_losses": thinned(losses),
         "lrs": _thinned_lrs(lrs),
     }
+
+
+def job_of(spec: Record) -> Job:
+    """The problem and the budget that a spec states."""
+    return Job(
+        task=task_of(spec),
+        start_lr=spec["lr"],
+        steps=spec["steps"],
+        seed=spec["seed"],
+        num_replicas=spec["replicas"],
+        optimizer_kind=spec["optimizer"],
+    )
 
 
 def _train_plain(job: Job, settings: Mapping[str, Any], losses: list[float]) -> nn.Module:

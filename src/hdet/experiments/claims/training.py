@@ -14,9 +14,9 @@ import torch
 import hdet
 from hdet.core.assign import derived_seed
 from hdet.experiments.ablation.rows import FLOOR
+from hdet.experiments.ablation.training import job_of
 from hdet.experiments.config import RunConfig
-from hdet.experiments.peers.base import Job
-from hdet.experiments.peers.ledger import Record, task_of
+from hdet.experiments.peers.ledger import Record
 from hdet.experiments.runner import evaluate
 from hdet.experiments.task import Task
 from hdet.experiments.trainers import VirtualTrainer, build_optimizer, plan_of
@@ -27,14 +27,7 @@ __all__ = ["slopes", "train"]
 
 def train(spec: Record) -> Record:
     """Train, evaluate, and sum up the rounds."""
-    job = Job(
-        task=task_of(spec),
-        start_lr=spec["lr"],
-        steps=spec["steps"],
-        seed=spec["seed"],
-        num_replicas=spec["replicas"],
-        optimizer_kind="adamw",
-    )
+    job = job_of(spec | {"optimizer": "adamw"})
     settings = dict(spec["settings"])
     prior_seeds, groups_alike = settings.pop("prior_seeds", None), settings.pop("groups_alike", False)
     config = job.config(**settings)
