@@ -223,7 +223,7 @@ def test_bad_arguments_are_named_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_a_method_that_cannot_run_says_which(tmp_path):
-    with pytest.raises(HdetError, match="method 'hdet_scout' cannot run: total_steps must be at least"):
+    with pytest.raises(HdetError, match="method 'hdet_scout' cannot run: steps must be at least"):
         compare([TINY], **settings(methods=("hdet_scout",), seeds=1), folder=tmp_path)
     assert ledger.read_ledger(tmp_path / "compare.jsonl")  # the sweep is kept
 
@@ -269,7 +269,7 @@ def test_the_command(hdet_compare, tmp_path):
 def test_the_command_refuses_what_it_does_not_know(hdet_compare):
     for arguments, message in (
         (["--methods", "magic"], "methods must be one of"),
-        (["--starts", "a"], "could not convert"),
+        (["--starts", "a"], "--starts must be numbers with commas between them, got 'a'"),
         (["--table"], "must be followed by a folder"),
         (["--table", "nowhere"], "has no compare.jsonl"),
         (["somewhere"], "folders go with --table"),
