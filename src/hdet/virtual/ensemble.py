@@ -119,7 +119,7 @@ class VirtualEnsemble:
             )
         finally:
             engine.put_static_bases()
-        if self._gradients == "shared" and not engine.is_scouting:
+        if self._gradients == "shared" and not engine.is_scouting and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
         engine.before_update(gradients)
         engine.num_updates += 1
@@ -240,7 +240,7 @@ class _Engine(Ensemble):
             dial.set_fields(1.0)  # the optimizer holds the base
 
     def hyper_of_group(self, index: int, matrix: Tensor) -> Hyper:
-        """The hyperparameters of a group, each a column with one entry per replica."""
+        """The hyperparameters of a group, each a column with one entry per replica, or a number for one."""
         group = self.optimizer.param_groups[index]
         shared = {
             key: group[key] for key in ("lr", "weight_decay", "momentum", "dampening", "eps") if key in group
@@ -253,6 +253,8 @@ class _Engine(Ensemble):
             for i, field in enumerate(dial.fields):
                 if not field.is_static and field.group_index == index:
                     columns[field.column] = [dial.value_with(rho, i) for rho in self._rows[dial.name][:count]]
+        if count == 1 and matrix.dtype in (torch.float32, torch.float64):
+            return {key: value for key, (value,) in columns.items()}
         dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
         return {
             key: torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)

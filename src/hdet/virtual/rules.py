@@ -6,6 +6,7 @@ Each rule follows the torch optimizer of its name, value by value, in plain broa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 __all__ = ["Hyper", "Moments", "rule_for"]
 
-Hyper = Mapping[str, Tensor]
-"""Hyperparameters of one parameter group; each a column in double precision, one entry per replica."""
+Hyper = Mapping[str, Any]
+"""Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or,
+where a single row is computed, a number, which is faster."""
 
 Moments = dict[str, Tensor]
 
@@ -84,25 +86,28 @@ def adam(
     else:
         gradient = gradient + _working(hyper["weight_decay"], parameters) * parameters
     rate = _working(1 - beta1, parameters)
-    if first.dtype == rate.dtype:
+    dtype = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+    if first.dtype == dtype:
         first.lerp_(gradient.expand_as(first), rate)
     else:
         first.mul_(_working(beta1, parameters)).add_(rate * gradient)
     # One matrix serves for all that follows, the gradient itself if it has a row for every replica: fresh
     # memory would cost more than the arithmetic.
-    is_own = gradient.shape == parameters.shape and gradient.dtype == rate.dtype
-    scratch = gradient if is_own else gradient.to(rate.dtype).expand_as(parameters).clone()
+    is_own = gradient.shape == parameters.shape and gradient.dtype == dtype
+    scratch = gradient if is_own else gradient.to(dtype).expand_as(parameters).clone()
     scratch.square_().mul_(_working(1 - beta2, parameters))
     second.mul_(_working(beta2, parameters)).add_(scratch)
     scratch.copy_(second).sqrt_()
-    scratch.div_(_working((1 - beta2**step).sqrt(), parameters)).add_(_working(hyper["eps"], parameters))
+    scratch.div_(_working((1 - beta2**step) ** 0.5, parameters)).add_(_working(hyper["eps"], parameters))
     torch.div(first, scratch, out=scratch)
     parameters.sub_(scratch.mul_(_working(hyper["lr"] / (1 - beta1**step), parameters)))
 
 
-def _working(column: Tensor, parameters: Tensor) -> Tensor:
+def _working(column: Any, parameters: Tensor) -> Any:
     """A column in the precision of the arithmetic: half precisions are computed in float32.
 
     In bfloat16 a beta of 0.999 would be one.
     """
+    if not isinstance(column, Tensor):
+        return column
     return column.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)

@@ -78,6 +78,13 @@ class Stack:
             for name, buffer in self._calls.named_buffers()
         }
         self._template_buffers = dict(self._calls.named_buffers())
+        # Looking for tensors with two names takes a while, and is the same every time.
+        named = [*self._templates, *self._template_buffers]
+        every = [
+            *self._calls.named_parameters(remove_duplicate=False),
+            *self._calls.named_buffers(remove_duplicate=False),
+        ]
+        self._has_ties = len(every) > len(named)
 
     def losses_and_gradients(
         self, batches: Any, *, is_common: bool, before: Callable[[int], None], num_rows: int
@@ -100,7 +107,7 @@ class Stack:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
             arguments = (self._loss, batch)
             state = {**self._fixed, **trained, **buffers}
-            loss, changed = functional_call(self._calls, state, arguments)
+            loss, changed = functional_call(self._calls, state, arguments, tie_weights=self._has_ties)
             return _scalar(loss), changed
 
         if not is_common:
@@ -139,7 +146,7 @@ class Stack:
             state = {**self._fixed, **leaves, **buffers}
             with torch.enable_grad():
                 arguments = (self._loss, batches if is_common else batches[r])
-                loss, changed = functional_call(self._calls, state, arguments)
+                loss, changed = functional_call(self._calls, state, arguments, tie_weights=self._has_ties)
                 loss = _scalar(loss)
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             losses.append(loss.detach())
@@ -167,7 +174,7 @@ class Stack:
                 before(r)
                 state = {**self._fixed, **{n: v[r] for n, v in views.items()}}
                 state |= {n: b[r].clone() for n, b in self.buffers.items()}
-                value, _ = functional_call(self._calls, state, (score,))
+                value, _ = functional_call(self._calls, state, (score,), tie_weights=self._has_ties)
                 result.append(float(value))
         finally:
             for module, mode in modes:
