@@ -44,6 +44,8 @@ reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. Hou
 	$(BIN)/hdet ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
 	$(BIN)/hdet ablate --task feed --steps 500 --seeds 3 --out runs/reproduction/feed
 	$(BIN)/hdet claims --steps 300 --seeds 3 --out runs/reproduction/claims
+	$(BIN)/hdet claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
+	$(BIN)/hdet claims --table runs/reproduction/claims
 
 reproduce-quick: $(STAMP) ## The same with short runs and two seeds, on one page. Minutes.
 	$(BIN)/hdet ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
