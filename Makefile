@@ -38,7 +38,7 @@ picture: $(STAMP) ## Make the README's picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
 
-reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. Hours.
+reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
 	$(BIN)/hdet ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
 	$(BIN)/hdet ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
 	$(BIN)/hdet ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
