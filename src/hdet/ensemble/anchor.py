@@ -71,11 +71,15 @@ class Anchor:
         for total, parts, average, start in zip(
             self._sums, gradients, self.average, self._start, strict=True
         ):
+            ahead, behind = [], []
             for gradient, e, x0 in zip(parts, average, start, strict=True):
                 if gradient is not None:
                     flat = gradient.to(e.device).reshape(-1)
-                    total += torch.dot(flat, e.reshape(-1).to(flat.dtype))
-                    total -= torch.dot(flat, x0.reshape(-1).to(flat.dtype))
+                    ahead.append(torch.dot(flat, e.reshape(-1).to(flat.dtype)))
+                    behind.append(torch.dot(flat, x0.reshape(-1).to(flat.dtype)))
+            if ahead:  # one sum for many: a small operation costs its call
+                total += torch.stack(ahead).sum(dtype=total.dtype)
+                total -= torch.stack(behind).sum(dtype=total.dtype)
         self._num_summed += 1
 
     @torch.no_grad()
