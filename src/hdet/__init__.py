@@ -19,7 +19,7 @@ from hdet.errors import (
 )
 from hdet.hyperparameters import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
 from hdet.replicas import finite_mean_hook
-from hdet.schedules import OneCycleAutoLR, Prior, ReplayLR, export_schedule, prior_from
+from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ModuleAttribute,
     )
     from hdet.hyperparameters.scalar import Scalar
+    from hdet.schedules.prior import Prior, prior_from
     from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
     from hdet.virtual import VirtualEnsemble
 
@@ -87,9 +88,11 @@ _LAZY = {
     "LabelSmoothing": "hdet.hyperparameters.modules",
     "ModuleAttribute": "hdet.hyperparameters.modules",
     "MLflowSink": "hdet.telemetry.trackers",
+    "Prior": "hdet.schedules.prior",
     "Scalar": "hdet.hyperparameters.scalar",
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
+    "prior_from": "hdet.schedules.prior",
     "VirtualEnsemble": "hdet.virtual",
     "WandbSink": "hdet.telemetry.trackers",
 }
