@@ -50,9 +50,10 @@ reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An 
 reproduce-quick: $(STAMP) ## The same with short runs and two seeds, on one page. Minutes.
 	$(BIN)/hdet ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
 	$(BIN)/hdet ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
+	$(BIN)/hdet ablate -q --task charlm --option characters=20000 --steps 100 --seeds 2 --out runs/quick/charlm-epochs
 	$(BIN)/hdet ablate -q --task feed --steps 120 --seeds 2 --out runs/quick/feed
 	$(BIN)/hdet claims -q --steps 100 --seeds 2 --replicas 4 --out runs/quick/claims
-	$(BIN)/hdet ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/feed --out runs/quick
+	$(BIN)/hdet ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/charlm-epochs runs/quick/feed --out runs/quick
 	cat runs/quick/ablation.md runs/quick/claims/claims.md > runs/quick/page.md
 	@echo "page: runs/quick/page.md"
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, usage_errors
 from hdet.errors import HdetError
 from hdet.experiments.ablation import Ablation, Case, claims, read_ablation, table
@@ -23,25 +24,21 @@ def ablate(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="With --table: folders of earlier ablations.")
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
-    ] = "feed",
+    task: TaskName = "feed",
     steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")] = 3,
+    seeds: Seeds = 3,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     replicas: Annotated[int, typer.Option(help="Replicas of HDET, and batches per step of all rows.")] = 8,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    option: TaskOptions = None,
+    jobs: Jobs = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the ablation (default: runs/ablate-TASK).")
     ] = None,
     is_table: Annotated[
         bool, typer.Option("--table", help="Build table and figures of the folders again, without running.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Repeat the paper's Table 1 with the rows that it leaves out, and judge its claims.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hdet.cli.options import Jobs, Json, Quiet, Seeds
 from hdet.cli.output import Exit, Screen, usage_errors
 from hdet.errors import HdetError
 from hdet.experiments.claims import STUDIES, Claims, read_claims, run_claims, table
@@ -23,15 +24,15 @@ def claims(
         typer.Option(help=f"One of {', '.join(STUDIES)}; repeatable (default: all)."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of every run.")] = 500,
-    seeds: Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")] = 3,
+    seeds: Seeds = 3,
     replicas: Annotated[int, typer.Option(help="Number of replicas, N.")] = 8,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/claims).")] = None,
     is_table: Annotated[
         bool, typer.Option("--table", help="Build table and figure of the folder again, without running.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Judge the paper's claims beyond its Table 1, on charlm.
 

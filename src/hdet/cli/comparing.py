@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hdet.cli.comparison_page import comparison_page
+from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, numbers, usage_errors
 from hdet.experiments.compare import Case, Comparison, read_comparison, table
 from hdet.experiments.compare import compare as run_comparison
@@ -24,31 +25,27 @@ def compare(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="With --table: folders of earlier comparisons.")
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
-    ] = "charlm",
+    task: TaskName = "charlm",
     methods: Annotated[
         str, typer.Option(help="Comma-separated (default: all); --methods help says what there is.")
     ] = "",
     starts: Annotated[
         str, typer.Option(help="Starting LRs, comma-separated, as factors on the best of the sweep.")
     ] = "0.1,1,10",
-    seeds: Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")] = 3,
+    seeds: Seeds = 3,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, or both: adamw,sgd.")] = "adamw",
     steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Batches per step, as N replicas would take.")] = 8,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    option: TaskOptions = None,
+    jobs: Jobs = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the comparison (default: runs/compare).")
     ] = None,
     is_table: Annotated[
         bool, typer.Option("--table", help="Build the table of the folders again, without running.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare hdet with what you could do instead, from starts that are off by known factors.
 

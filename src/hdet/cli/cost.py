@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from hdet.cli.options import Json
 from hdet.cli.output import Screen, usage_errors
 from hdet.experiments.planning import plan as predict
 
@@ -26,7 +27,7 @@ def plan(
     finder: Annotated[
         bool, typer.Option("--finder", help="Count the two copies of the weights that a finder keeps.")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    is_json: Json = False,
 ) -> None:
     """Predict what syncs cost: time, bytes and memory, before a run.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from hdet.cli.options import Json
 from hdet.cli.output import Exit, Screen
 from hdet.experiments.doctor import examine
 
@@ -15,7 +15,7 @@ __all__ = ["doctor"]
 
 
 def doctor(
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    is_json: Json = False,
 ) -> None:
     """Look at this machine: versions, backends, optional packages, and two processes that train together."""
     screen = Screen(is_json=is_json, is_quiet=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hdet.cli.options import Json, Quiet
 from hdet.cli.output import Screen, usage_errors
 from hdet.errors import HdetError
 
@@ -19,8 +20,8 @@ def report(
         Path | None,
         typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
     ] = None,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Build the page of a run again, or a page that compares several."""
     from hdet.report import build_report, read_run

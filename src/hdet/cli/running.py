@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 
 from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
+from hdet.cli.options import Json, Quiet, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.reports import write_report
 from hdet.core.checks import require_number
@@ -49,16 +50,12 @@ class Tracker(str, Enum):
     mlflow = "mlflow"
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
 Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too; may be repeated.")]
 
 
 def run(
-    task: Annotated[
-        str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
-    ] = "feed",
+    task: TaskName = "feed",
     lr: Annotated[float | None, typer.Option(help="Peak learning rate (default: the task's).")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Number of replicas, N.")] = 8,
@@ -116,9 +113,7 @@ def run(
     noise_scale: Annotated[float, typer.Option(help="Perturb each replica's start (warm start).")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of weights, batches and assignments.")] = 0,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations; 0: about 20 of them.")] = 0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
-    ] = None,
+    option: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
     name: Annotated[str, typer.Option(help="What the report calls it (default: the folder's name).")] = "",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from hdet.cli.options import Jobs, Json, Quiet, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, number, numbers, usage_errors
 from hdet.cli.reports import write_report
 from hdet.experiments.config import RunConfig
@@ -20,9 +21,7 @@ __all__ = ["sweep"]
 
 
 def sweep(
-    task: Annotated[
-        str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")
-    ] = "feed",
+    task: TaskName = "feed",
     lrs: Annotated[str, typer.Option(help="Learning rates, comma-separated; or give the range below.")] = "",
     low: Annotated[float | None, typer.Option(help="Lowest LR (default: a hundredth of the task's).")] = None,
     high: Annotated[
@@ -36,13 +35,11 @@ def sweep(
     anneal: Annotated[str, typer.Option(help="After warmup: linear, cosine or none.")] = "linear",
     warmup: Annotated[float, typer.Option(help="Share of the steps in which the LR rises.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    option: TaskOptions = None,
+    jobs: Jobs = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Plain runs over a grid of learning rates; the best is marked.
 

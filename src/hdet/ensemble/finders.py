@@ -129,7 +129,7 @@ class Finders:
                     dial.start_from(record.scout["factor"])
                 self._num_scout_steps = self.num_steps
                 self.restart_at(self.num_steps)
-                self._begin_anchor(record.scout.pop("ceiling"))
+                self._begin_anchor(scouting.room_above(record.scout["factor"]))
         clock.lap("scout", record)
         self._write(record)
 

@@ -105,9 +105,12 @@ class Scouting:
             "high": state.high,
             "transfer": transfer,
             "factor": factor,
-            "ceiling": ROOM_ABOVE * state.ceiling / factor,
             "reason": reason,
         }
+
+    def room_above(self, factor: float) -> float:
+        """How far a controller may raise this factor, by what trials did not survive."""
+        return ROOM_ABOVE * self.state.ceiling / factor
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers only. A fan that was begun is begun again."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
+from hdet.experiments.markdown import table_line
 from hdet.experiments.peers import METHODS
 from hdet.experiments.peers.grid import lr_at, next_points
 from hdet.experiments.peers.ledger import SWEEP, Ledger, Record, Workers, read_ledger
@@ -160,11 +161,11 @@ def table(comparison: Comparison) -> str:
             continue
         lines += [f"Best of the sweep: held-out loss {case.best_loss:.5g} at LR {case.best_lr:g}.", ""]
         head = ["method", *(f"x{start:g}" for start in case.starts), "runs", "time"]
-        lines += [_line(head), _line(["---", *["---:"] * (len(head) - 1)])]
+        lines += [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
         for row in case.rows:
             cells = [str(row.cells[start]) if start in row.cells else "-" for start in case.starts]
             time = "-" if row.relative_seconds is None else f"{row.relative_seconds:.2f}"
-            lines.append(_line([row.method, *cells, str(row.cost), time]))
+            lines.append(table_line([row.method, *cells, str(row.cost), time]))
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, NOTES]) + "\n"
 
@@ -176,7 +177,3 @@ NOTES = (
     "differ (pbt, local_sgd, diloco, hdet_paper, hdet_log) compute all of them here, and would not on N "
     "devices."
 )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

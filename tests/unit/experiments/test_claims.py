@@ -76,7 +76,7 @@ def test_robustness_and_prior_are_judged():
     assert "**holds**: the farthest is 0.0 %" in table(Claims(near))
     far = [r | {"final_loss": 2.1} if r["variant"] == "T = 50" else r for r in near]
     assert "**does not hold**: the farthest is 5.0 %" in table(Claims(far))
-    told = {"lr.a": {"spread": 0.1, "drop": 0.01, "drop_of_uniform": 4e-6}}
+    told = {"lr.a": {"spread": 0.1, "drop": 0.01}}
     start = [made("prior", "uniform", 2.0 + 0.01 * s, s) for s in range(3)]
     start += [made("prior", "from earlier runs", 1.9 + 0.011 * s, s, prior=told) for s in range(3)]
     text = table(Claims(start))

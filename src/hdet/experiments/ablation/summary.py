@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from hdet.experiments.ablation.rows import ROWS, Row, between
 from hdet.experiments.ablation.rules import LOW_FACTOR, choose_high, choose_safe, is_lost
 from hdet.experiments.peers.ledger import Record
-from hdet.experiments.peers.summary import CASE
+from hdet.experiments.peers.summary import CASE, by_case, case_title
 
 __all__ = ["GRID", "Ablation", "Case", "Chosen", "Result", "best_of", "choose", "judged", "plan"]
 
@@ -83,12 +82,7 @@ class Case:
     @property
     def title(self) -> str:
         """In one line."""
-        f = self.facts
-        options = "".join(f", {name}={value}" for name, value in f["task_options"].items())
-        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        return (
-            f"{f['task']}{options}, {f['optimizer']}: {f['steps']} steps, {f['replicas']} replicas, {seeds}"
-        )
+        return case_title(self.facts, len(self.seeds))
 
 
 @dataclass(frozen=True)
@@ -101,10 +95,7 @@ class Ablation:
     @property
     def cases(self) -> list[Case]:
         """One per task, optimizer and length, in the order of the records."""
-        groups: dict[str, list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(json.dumps([record[k] for k in CASE], sort_keys=True), []).append(record)
-        return [_case(records) for records in groups.values()]
+        return [_case(records) for records in by_case(self.records)]
 
 
 def best_of(grid: Mapping[float, Mapping[int, Record]]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from hdet.experiments.ablation.rows import NOISE_SCALE, controller_start, sync_e
 from hdet.experiments.ablation.rules import RULES
 from hdet.experiments.ablation.summary import Ablation, Case
 from hdet.experiments.ablation.verdicts import VERDICT_RULE, claims
+from hdet.experiments.markdown import table_line
 
 __all__ = ["NOTES", "table"]
 
@@ -35,9 +36,9 @@ def _overview(cases: Sequence[Case]) -> str:
     titles = [case.title.partition(":")[0] for case in cases]
     verdicts = [{claim.number: claim for claim in claims(case)} for case in cases]
     known = {number: claim for of_case in verdicts for number, claim in of_case.items()}
-    lines = [_line(["claim", "", *titles]), _line(["---"] * (2 + len(cases)))]
+    lines = [table_line(["claim", "", *titles]), table_line(["---"] * (2 + len(cases)))]
     lines += [
-        _line([number, claim.text, *(v[number].verdict if number in v else "-" for v in verdicts)])
+        table_line([number, claim.text, *(v[number].verdict if number in v else "-" for v in verdicts)])
         for number, claim in known.items()
     ]
     return "\n".join(lines)
@@ -53,13 +54,13 @@ def _section(case: Case) -> str:
         f"Low {chosen.low:g}, {high}, best plain LR {chosen.best:g}; T = {sync_every(steps)}, "
         f"controller from step {controller_start(steps)}.",
         "",
-        _line(["row", "what it is", "LR", "held-out loss", "seconds"]),
-        _line(["---", "---", "---:", "---:", "---:"]),
+        table_line(["row", "what it is", "LR", "held-out loss", "seconds"]),
+        table_line(["---", "---", "---:", "---:", "---:"]),
     ]
     for result in case.results:
         seconds = [run["seconds"] for run in result.runs.values()]
         lines.append(
-            _line(
+            table_line(
                 [
                     f"**{result.row.name}**" if result.row.is_in_paper else result.row.name,
                     result.row.description,
@@ -69,10 +70,6 @@ def _section(case: Case) -> str:
                 ]
             )
         )
-    lines += ["", _line(["claim", "", "verdict", "numbers"]), _line(["---"] * 4)]
-    lines += [_line([c.number, c.text, f"**{c.verdict}**", c.why]) for c in claims(case)]
+    lines += ["", table_line(["claim", "", "verdict", "numbers"]), table_line(["---"] * 4)]
+    lines += [table_line([c.number, c.text, f"**{c.verdict}**", c.why]) for c in claims(case)]
     return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -11,6 +11,7 @@ from hdet.errors import HdetError
 from hdet.experiments.ablation.verdicts import Verdict, sign_of
 from hdet.experiments.claims.experiment import Claims
 from hdet.experiments.claims.studies import EXPLORED, FACTORS, Explored, exploration_name, variants
+from hdet.experiments.markdown import table_line
 from hdet.experiments.peers.ledger import Record
 
 __all__ = ["table", "write_figure"]
@@ -91,7 +92,7 @@ def _exploration(records: Sequence[Record]) -> str:
         "shared gradients, as in the paper. With shared gradients a probe cannot see dropout or label "
         "smoothing: all replicas make the same step.",
         "",
-        _line(
+        table_line(
             [
                 "hyperparameter",
                 *(f"x{f:g}" for f in FACTORS),
@@ -101,9 +102,9 @@ def _exploration(records: Sequence[Record]) -> str:
                 "verdict",
             ]
         ),
-        _line(["---", *["---:"] * len(FACTORS), "---", "---:", "---:", "---"]),
+        table_line(["---", *["---:"] * len(FACTORS), "---", "---:", "---:", "---"]),
     ]
-    lines += [_line(_explored_row(records, explored)) for explored in EXPLORED]
+    lines += [table_line(_explored_row(records, explored)) for explored in EXPLORED]
     return "\n".join(lines)
 
 
@@ -148,8 +149,8 @@ def _robustness(records: Sequence[Record]) -> str:
     middle = statistics.fmean(base) if base else math.nan
     lines = _head("Claim 7: robust to spread, T and temperature", records)
     lines += [
-        _line(["setting", "held-out loss", "over the paper's settings"]),
-        _line(["---", "---:", "---:"]),
+        table_line(["setting", "held-out loss", "over the paper's settings"]),
+        table_line(["---", "---:", "---:"]),
     ]
     ratios, num_crashed = [], 0
     for name in names:
@@ -159,7 +160,7 @@ def _robustness(records: Sequence[Record]) -> str:
         if name != "plain":
             ratios += [ratio] if losses and base else []
             num_crashed += len(runs) - len(losses)
-        lines.append(_line([name, _mean(runs), f"{ratio:.3f}" if losses and base else "-"]))
+        lines.append(table_line([name, _mean(runs), f"{ratio:.3f}" if losses and base else "-"]))
     return "\n".join([*lines, "", _robust(ratios, num_crashed)])
 
 
@@ -180,11 +181,11 @@ def _prior(records: Sequence[Record]) -> str:
     uniform, learned = _by_seed(records, "uniform"), _by_seed(records, "from earlier runs")
     alike = _by_seed(records, "groups alike")
     lines = _head("The group-aware start", records)
-    lines += [_line(["start", "held-out loss"]), _line(["---", "---:"])]
+    lines += [table_line(["start", "held-out loss"]), table_line(["---", "---:"])]
     lines += [
-        _line(["one spread and decay for all groups", _mean(uniform)]),
-        _line(["`hdet.prior_from` of two earlier runs", _mean(learned)]),
-        _line(["the mean of what it says, for all groups alike", _mean(alike)]),
+        table_line(["one spread and decay for all groups", _mean(uniform)]),
+        table_line(["`hdet.prior_from` of two earlier runs", _mean(learned)]),
+        table_line(["the mean of what it says, for all groups alike", _mean(alike)]),
     ]
     lines += [
         "",
@@ -192,8 +193,8 @@ def _prior(records: Sequence[Record]) -> str:
         f"{_judged(learned, alike)}. What it said, of the first seed:",
     ]
     told = next((r["prior"] for r in learned.values() if r["prior"]), {})
-    lines += ["", _line(["group", "spread", "end over peak"]), _line(["---", "---:", "---:"])]
-    lines += [_line([name, f"{t['spread']:.3f}", f"{t['drop']:.2g}"]) for name, t in told.items()]
+    lines += ["", table_line(["group", "spread", "end over peak"]), table_line(["---", "---:", "---:"])]
+    lines += [table_line([name, f"{t['spread']:.3f}", f"{t['drop']:.2g}"]) for name, t in told.items()]
     return "\n".join(lines)
 
 
@@ -212,8 +213,8 @@ def _mechanism(records: Sequence[Record]) -> str:
         "Slope of the replicas' losses on the log learning rate, by round (spread 1/9, no controller): mean "
         "over rounds after warmup and seeds, its deviation between rounds, and the former over the latter.",
         "",
-        _line(["LR", "held-out loss at the end", "own losses", "S/N", "probe", "S/N"]),
-        _line(["---:"] * 6),
+        table_line(["LR", "held-out loss at the end", "own losses", "S/N", "probe", "S/N"]),
+        table_line(["---:"] * 6),
     ]
     for lr in sorted({r["lr"] for r in records}):
         runs = [r for r in records if r["lr"] == lr]
@@ -221,7 +222,7 @@ def _mechanism(records: Sequence[Record]) -> str:
         for which in ("own", "probe"):
             mean, deviation = _slope(runs, which)
             cells += [f"{mean:+.4f} ± {deviation:.4f}", f"{mean / deviation:+.2f}" if deviation else "-"]
-        lines.append(_line(cells))
+        lines.append(table_line(cells))
     return "\n".join(lines)
 
 
@@ -265,7 +266,3 @@ def write_figure(claims: Claims, path: Path) -> Path | None:
     where.legend(fontsize=8)
     figure.savefig(path, dpi=130)
     return path
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -13,7 +13,6 @@ import torch
 
 import hdet
 from hdet.core.assign import derived_seed
-from hdet.experiments.ablation.rows import FLOOR
 from hdet.experiments.ablation.training import job_of
 from hdet.experiments.config import RunConfig
 from hdet.experiments.peers.ledger import Record
@@ -92,7 +91,7 @@ def _run_with_prior(
         ensemble.step([next(stream) for stream in streams])
     ensemble.converge()
     told = {
-        name: {"spread": spread, "drop": drop, "drop_of_uniform": FLOOR}
+        name: {"spread": spread, "drop": drop}
         for name, spread, drop in zip(prior.groups, prior.spreads, prior.drops, strict=True)
     }
     return evaluate(task, model)["loss"], list(records), told

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hdet.experiments.peers import METHODS
 from hdet.experiments.peers.ledger import SWEEP, Record
 
-__all__ = ["BASELINE", "CASE", "Case", "Cell", "Comparison", "Row", "loss_of"]
+__all__ = ["BASELINE", "CASE", "Case", "Cell", "Comparison", "Row", "by_case", "case_title", "loss_of"]
 
 CASE = ("task", "task_options", "optimizer", "steps", "replicas")
 """The fields that runs must share to be compared."""
@@ -89,11 +89,7 @@ class Case:
     @property
     def title(self) -> str:
         """In one line."""
-        options = "".join(f", {key}={value}" for key, value in self.task_options.items())
-        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        return (
-            f"{self.task}{options}, {self.optimizer}: {self.steps} steps, {self.replicas} replicas, {seeds}"
-        )
+        return case_title({name: getattr(self, name) for name in CASE}, len(self.seeds))
 
 
 @dataclass(frozen=True)
@@ -106,10 +102,30 @@ class Comparison:
     @property
     def cases(self) -> list[Case]:
         """One per task, optimizer and length, in the order of the records."""
-        groups: dict[str, list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(json.dumps([record[k] for k in CASE], sort_keys=True), []).append(record)
-        return [_case(records) for records in groups.values()]
+        return [_case(records) for records in by_case(self.records)]
+
+
+def by_case(records: Sequence[Record]) -> list[list[Record]]:
+    """Runs that may be compared with each other, in the order of the records."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(json.dumps([record[k] for k in CASE], sort_keys=True), []).append(record)
+    return list(groups.values())
+
+
+def case_title(facts: Mapping[str, Any], num_seeds: int) -> str:
+    """The fields of :data:`CASE` in one line.
+
+    >>> facts = {"task": "charlm", "task_options": {"width": 64}, "optimizer": "sgd"}
+    >>> case_title(facts | {"steps": 9, "replicas": 8}, 1)
+    'charlm, width=64, sgd: 9 steps, 8 replicas, 1 seed'
+    """
+    options = "".join(f", {name}={value}" for name, value in facts["task_options"].items())
+    seeds = f"{num_seeds} seed{'s' * (num_seeds != 1)}"
+    return (
+        f"{facts['task']}{options}, {facts['optimizer']}: {facts['steps']} steps, {facts['replicas']} "
+        f"replicas, {seeds}"
+    )
 
 
 def _case(records: Sequence[Record]) -> Case:

@@ -1,0 +1,16 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Jobs", "Json", "Quiet", "Seeds", "TaskName", "TaskOptions"]
+
+TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
+TaskOptions = Annotated[list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")]
+Seeds = Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")]
+Jobs = Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")]
