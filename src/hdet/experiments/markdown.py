@@ -11,6 +11,6 @@ def table_line(cells: Sequence[str]) -> str:
     r"""One line of a table.
 
     >>> table_line(["a", "b|c"])
-    '| a | b\\\\|c |'
+    '| a | b\\|c |'
     """
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
