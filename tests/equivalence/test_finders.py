@@ -190,6 +190,23 @@ def test_virtual_finders_equal_the_reference(kind, scout, controller, join_equal
         assert trainer.records[-1].correction["lr.0"] != 1.0
 
 
+@pytest.mark.parametrize(("kind", "peak"), [("adam", 0.3), ("sgd", 0.2)])
+def test_where_control_times_are_far_apart_only_some_steps_are_measured(kind, peak, monkeypatch):
+    monkeypatch.setitem(globals(), "PEAK", peak)
+    if_all_were = refer(kind, 4, None, ANCHORED)
+    monkeypatch.setattr("hdet.core.anchored._MEASURED_PER_GAP", 2)  # as if the run were eight times as long
+    expected = refer(kind, 4, None, ANCHORED)
+    trainer = Virtual(kind, 4, None, ANCHORED)
+    anchor, num_measured = trainer.engine._anchor, 0
+    while trainer.engine.num_steps < S:
+        num_measured += anchor.is_measuring
+        lr = trainer.engine.optimizer.param_groups[0]["lr"]
+        assert lr == pytest.approx(expected.lrs[trainer.engine.num_steps], rel=1e-9)
+        trainer.step()
+    assert expected.lrs != pytest.approx(if_all_were.lrs, rel=1e-3)
+    assert 0.5 * S < num_measured < 0.9 * S
+
+
 def _on_rank(rank, kind, scout, controller):
     trainer = Rank(kind, rank, scout, controller)
     lrs, weights = train(trainer)

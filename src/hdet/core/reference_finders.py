@@ -15,6 +15,7 @@ from hdet.core.anchored import (
     AnchoredState,
     anchored_update,
     averaging_weight,
+    measuring_interval,
     next_control,
 )
 from hdet.core.scout import (
@@ -116,12 +117,16 @@ def train(
         lr = peak * factor * math.exp(anchored.log_factor) * plan(round(t * pace))
         slopes = [gradient(weights, replica, used + t) for replica in range(num_replicas)]
         slope = [sum(parts) / num_replicas for parts in zip(*slopes, strict=True)]
-        total += math.fsum(inner(g, d) for g, d in zip(slope, away, strict=True))
-        since += 1
+        interval = measuring_interval(control_at - last)
+        is_measuring = (t - last) % interval == 0
+        if is_measuring:
+            total += math.fsum(inner(g, d) for g, d in zip(slope, away, strict=True))
+            since += 1
         weights = [update(*each, lr) for each in zip(weights, slope, slots, strict=True)]
         if controller is not None:
-            w = averaging_weight(controller, t + 1)
-            away = [d + w * (x - x0 - d) for d, x, x0 in zip(away, weights, start, strict=True)]
+            if is_measuring:
+                w = averaging_weight(controller, t + 1, interval)
+                away = [d + w * (x - x0 - d) for d, x, x0 in zip(away, weights, start, strict=True)]
             if t + 1 >= control_at:
                 log_time = math.log((t + 1) / max(1, last))
                 acts = t + 1 >= controller.start * num_steps

@@ -15,6 +15,7 @@ from hdet.core.anchored import (
     AnchoredState,
     anchored_update,
     averaging_weight,
+    measuring_interval,
     next_control,
 )
 
@@ -65,6 +66,15 @@ class Anchor:
         self._num_steps = self._last_control = 0
         self._next_control = next_control(0, total_steps)
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the coming step, or the one just made and not yet counted, is one that is looked at."""
+        return not self.gate and (self._num_steps - self._last_control) % self._interval == 0
+
+    @property
+    def _interval(self) -> int:
+        return measuring_interval(self._next_control - self._last_control)
+
     @torch.no_grad()
     def add_signal(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Before a step: add <g, E - x0>, on the device, with the gradients the optimizer is about to use."""
@@ -83,10 +93,9 @@ class Anchor:
         self._num_summed += 1
 
     @torch.no_grad()
-    def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> bool:
-        """After a step: move E towards the weights; whether a control time has come."""
-        self._num_steps += 1
-        weight = averaging_weight(self.settings, self._num_steps)
+    def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """After a step: move E towards the weights."""
+        weight = averaging_weight(self.settings, self._num_steps + 1, self._interval)
         for parameters, average in zip(groups, self.average, strict=True):
             here = [p.detach().to(e.device) for p, e in zip(parameters, average, strict=True)]
             if self._rounding is None:
@@ -94,7 +103,11 @@ class Anchor:
             else:
                 for x, e in zip(here, average, strict=True):
                     e.copy_(_rounded_at_random(e.float().lerp_(x.float(), weight), self._rounding))
-        return self._num_steps >= self._next_control
+
+    def count_step(self) -> bool:
+        """Last after a step; whether a control time has come. There is none once the gate is closed."""
+        self._num_steps += 1
+        return not self.gate and self._num_steps >= self._next_control
 
     @torch.no_grad()
     def add_decay(self, terms: Sequence[Sequence[Tensor | None]]) -> None:

@@ -212,7 +212,7 @@ class Finders:
         return [list(group["params"]) for group in self.optimizer.param_groups]
 
     def _before_optimizer_step(self, *_: Any) -> None:
-        if self._anchor is not None:
+        if self._anchor is not None and self._anchor.is_measuring:
             self._anchor.add_signal(
                 [[p.grad for p in group["params"]] for group in self.optimizer.param_groups]
             )
@@ -226,7 +226,9 @@ class Finders:
         return terms
 
     def _step_anchor(self, anchor: Anchor) -> None:
-        if not anchor.add_weights(self._weights_by_group()):
+        if anchor.is_measuring:
+            anchor.add_weights(self._weights_by_group())
+        if not anchor.count_step():
             return
         anchor.add_decay(self._decay_terms())
         rows = exchange(self.replicas, anchor.own_signals())

@@ -303,7 +303,7 @@ class _Engine(Ensemble):
 
     def before_update(self, gradients: Sequence[Tensor]) -> None:
         """Before the replicas' step: what the anchored controller reads of it."""
-        if self._anchor is not None:
+        if self._anchor is not None and self._anchor.is_measuring:
             self._anchor.add_signal([[gradient.mean(dim=0)] for gradient in gradients])
 
     def _decay_terms(self) -> list[list[Tensor | None]]:
