@@ -105,8 +105,8 @@ def finder() -> dict[str, Any]:
         },
         "anchored": {
             "step": steps,
-            "log_factor": factors,
-            "z": [math.cos(s / 9) * math.exp(-s / 120) for s in steps],
+            "log_factors": {"lr": factors},
+            "z": {"lr": [math.cos(s / 9) * math.exp(-s / 120) for s in steps]},
             "gate": {"step": 240, "reason": "the data began to repeat"},
         },
     }

@@ -75,8 +75,11 @@ def run(
         ),
     ] = None,
     per_group: Annotated[
-        bool, typer.Option("--per-group", help="A factor and a correction for each parameter group.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="A factor and a correction for each parameter group (default: with the anchored controller)."
+        ),
+    ] = None,
     explore: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,7 +153,7 @@ def run(
             anneal=anneal,  # pyright: ignore[reportArgumentType]
             warmup=warmup,
             spread=(1 / 9 if controller in ("log", "paper") else 0.0) if spread is None else spread,
-            per_group=per_group,
+            per_group=controller == "anchored" if per_group is None else per_group,
             explore={
                 name: require_number(f"--explore {name}", spread, at_least=0)
                 for name, spread in parse_options(explore or [], "--explore").items()

@@ -33,8 +33,9 @@ class AnchoredController:
 
     is the slope of the loss on log learning rate: below zero, a larger one would have been better. At control
     times, evenly spaced in the logarithm of the step, the sign and size of its smoothed mean move the
-    correction. It needs no replicas and no spread. It keeps two copies of the weights, and looks at no more
-    than 16 to 31 steps between two control times.
+    correction. A parameter group follows its own part of the slope where that asks for more; less is not to
+    be trusted. It needs no replicas and no spread. It keeps two copies of the weights, and in a long run
+    looks at 16 to 31 of the steps between two control times.
 
     The slope is the training loss's: where data repeats, it asks for ever more. See ``repeats_after``.
 
@@ -51,8 +52,11 @@ class AnchoredController:
     """Share of the elapsed steps that E averages over."""
     limit: float = 2.0
     """The correction stays between 1 / limit and limit: far off, the signal cannot be trusted."""
-    per_group: bool = False
-    """A correction for each dial of the learning rate, or one for all."""
+    per_group: bool = True
+    """Whether a parameter group whose own part of the signal asks for more than the whole may rise further;
+    it needs ``LearningRate(per_group=True)``."""
+    group_limit: float = 4.0
+    """How far such a group may rise."""
     repeats_after: int | None = None
     """Optimizer steps after which training data repeats; from there on the correction stays where it is."""
     max_rise: float = 0.02
@@ -70,6 +74,7 @@ class AnchoredController:
         require_number("average", self.average, above=0)
         require_number("limit", self.limit, at_least=1)
         require_flag("per_group", self.per_group)
+        require_number("group_limit", self.group_limit, at_least=1)
         if self.repeats_after is not None:
             require_count("repeats_after", self.repeats_after, at_least=0)
         require_number("max_rise", self.max_rise, above=0)
@@ -78,7 +83,7 @@ class AnchoredController:
 
 
 class AnchoredState(NamedTuple):
-    """What the controller remembers of one factor."""
+    """What the controller remembers of one factor: that of all groups together, or that of one."""
 
     log_factor: float = 0.0
     mean: float = 0.0
@@ -126,7 +131,7 @@ def anchored_update(
     settings: AnchoredController,
     *,
     acts: bool,
-    ceiling: float = math.inf,
+    highest: float,
 ) -> tuple[AnchoredState, float]:
     r"""One control time: the new state, and the normalised signal z.
 
@@ -137,11 +142,11 @@ def anchored_update(
         state: what was remembered.
         signal: mean of a since the last control time, s.
         log_time: how far the logarithm of the step has moved.
-        settings: gain k and limit.
+        settings: gain k, and the limit downwards.
         acts: whether the correction may move; what is remembered goes on all the same.
-        ceiling: a further upper limit of the factor, at least 1.
+        highest: upper limit of the factor.
 
-    >>> state, z = anchored_update(AnchoredState(), -2.0, 0.1, AnchoredController(), acts=True)
+    >>> state, z = anchored_update(AnchoredState(), -2.0, 0.1, AnchoredController(), acts=True, highest=2.0)
     >>> round(state.log_factor, 6), round(z, 6)
     (0.1, -1.0)
     """
@@ -154,6 +159,5 @@ def anchored_update(
     log_factor = state.log_factor
     if acts:
         log_factor -= settings.gain * z * log_time
-        lowest, highest = -math.log(settings.limit), math.log(min(settings.limit, ceiling))
-        log_factor = min(highest, max(lowest, log_factor))
+        log_factor = min(math.log(highest), max(-math.log(settings.limit), log_factor))
     return AnchoredState(log_factor, mean, mean_square, count), z

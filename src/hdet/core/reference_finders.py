@@ -39,10 +39,10 @@ class Found(NamedTuple):
 
     factor: float
     """The scout's, on the planned learning rate; 1 without one."""
-    log_factors: list[float]
-    """The anchored controller's, after every step of the run."""
-    lrs: list[float]
-    """The learning rate of every step of the run."""
+    log_factors: list[list[float]]
+    """The anchored controller's, after every step of the run, by group."""
+    lrs: list[list[float]]
+    """The learning rates of every step of the run, by group."""
     theta: list[Array]
     """The weights at the end."""
 
@@ -61,6 +61,7 @@ def train(
     scout: Scout | None,
     controller: AnchoredController | None,
     is_adaptive: bool,
+    group_of: Sequence[int] | None = None,
 ) -> Found:
     """Scout, start over, and train with a shared gradient.
 
@@ -77,6 +78,7 @@ def train(
         scout: its settings.
         controller: its settings.
         is_adaptive: whether the optimizer divides by the gradient's size.
+        group_of: which group each array is in, if those may differ.
     """
     start, used, factor, ceiling = list(theta), 0, 1.0, math.inf
 
@@ -110,19 +112,29 @@ def train(
     num_steps = total_steps - used
     pace = total_steps / num_steps
     away = [0 * x for x in start]
-    anchored, total, since, last = AnchoredState(), 0.0, 0, 0
+    group_of = group_of or [0] * len(start)
+    groups = range(max(group_of) + 1)
+    followed: list[int | None] = [None]  # all groups together, and each of several
+    if controller is not None and controller.per_group and len(groups) > 1:
+        followed += groups
+    anchored = dict.fromkeys(followed, AnchoredState())
+    totals, since, last = dict.fromkeys(followed, 0.0), 0, 0
     control_at = next_control(0, num_steps)
+    log_factors = [0.0 for _ in groups]
     found = Found(factor, [], [], weights)
     for t in range(num_steps):
-        lr = peak * factor * math.exp(anchored.log_factor) * plan(round(t * pace))
+        lrs = [peak * factor * math.exp(u) * plan(round(t * pace)) for u in log_factors]
         slopes = [gradient(weights, replica, used + t) for replica in range(num_replicas)]
         slope = [sum(parts) / num_replicas for parts in zip(*slopes, strict=True)]
         interval = measuring_interval(control_at - last)
         is_measuring = (t - last) % interval == 0
         if is_measuring:
-            total += math.fsum(inner(g, d) for g, d in zip(slope, away, strict=True))
+            parts = [inner(g, d) for g, d in zip(slope, away, strict=True)]
+            for key in followed:
+                totals[key] += math.fsum(p for p, g in zip(parts, group_of, strict=True) if key in (None, g))
             since += 1
-        weights = [update(*each, lr) for each in zip(weights, slope, slots, strict=True)]
+        rates = [lrs[g] for g in group_of]
+        weights = [update(*each) for each in zip(weights, slope, slots, rates, strict=True)]
         if controller is not None:
             if is_measuring:
                 w = averaging_weight(controller, t + 1, interval)
@@ -130,10 +142,21 @@ def train(
             if t + 1 >= control_at:
                 log_time = math.log((t + 1) / max(1, last))
                 acts = t + 1 >= controller.start * num_steps
-                anchored, _ = anchored_update(
-                    anchored, total / since, log_time, controller, acts=acts, ceiling=ceiling
-                )
-                total, since, last, control_at = 0.0, 0, t + 1, next_control(t + 1, num_steps)
-        found.log_factors.append(anchored.log_factor)
-        found.lrs.append(lr)
+                for key in followed:
+                    limit = controller.limit if key is None else controller.group_limit
+                    anchored[key], _ = anchored_update(
+                        anchored[key],
+                        totals[key] / since,
+                        log_time,
+                        controller,
+                        acts=acts,
+                        highest=min(limit, ceiling),
+                    )
+                # a group may rise above what all together ask for, and does not fall below it
+                common = anchored[None].log_factor
+                log_factors = [max(common, anchored.get(g, anchored[None]).log_factor) for g in groups]
+                totals, since, last = dict.fromkeys(followed, 0.0), 0, t + 1
+                control_at = next_control(t + 1, num_steps)
+        found.log_factors.append(log_factors)
+        found.lrs.append(lrs)
     return found._replace(theta=weights)

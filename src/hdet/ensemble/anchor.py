@@ -29,8 +29,8 @@ class Anchor:
         settings: of the controller.
         groups: the parameters, by group of the optimizer.
         total_steps: length of the run.
-        factor_of_group: which controller each group belongs to.
-        ceiling: upper limit of the factors, beside that of the settings.
+        dial_of_group: which dial of the learning rate each group belongs to.
+        ceiling: upper limit of the factors, beside those of the settings.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Anchor:
         groups: Sequence[Sequence[Tensor]],
         *,
         total_steps: int,
-        factor_of_group: Sequence[int],
+        dial_of_group: Sequence[int],
         ceiling: float = math.inf,
     ) -> None:
         self.settings, self._total_steps, self._ceiling = settings, total_steps, ceiling
-        self._factor_of_group = list(factor_of_group)
-        self.states = [AnchoredState() for _ in range(max(factor_of_group) + 1)]
-        self.signals = [0.0] * len(self.states)
-        """Normalised, of the last control time."""
+        self._dial_of_group, self._num_dials = list(dial_of_group), max(dial_of_group) + 1
+        num_own = self._num_dials if settings.per_group and self._num_dials > 1 else 0
+        self._states = [AnchoredState()] * (1 + num_own)  # of all groups together, then by dial
+        self._signals = [0.0] * len(self._states)
         self.gate = ""
         """Why the corrections no longer move."""
         self._lowest_probe, self._num_risen = math.inf, 0
@@ -65,6 +65,18 @@ class Anchor:
         self._num_summed = 0
         self._num_steps = self._last_control = 0
         self._next_control = next_control(0, total_steps)
+
+    @property
+    def log_factors(self) -> list[float]:
+        """Of each dial: the common one, or its own where that is higher."""
+        common, *own = (state.log_factor for state in self._states)
+        return [max(common, log_factor) for log_factor in own] or [common] * self._num_dials
+
+    @property
+    def signals(self) -> list[float]:
+        """Of each dial, normalised, at the last control time."""
+        common, *own = self._signals
+        return own or [common] * self._num_dials
 
     @property
     def is_measuring(self) -> bool:
@@ -124,20 +136,25 @@ class Anchor:
                     total += self._num_summed * torch.sum(term.to(e.device) * (e - x0))
 
     def own_signals(self) -> list[float]:
-        """The mean signal of every factor since the last control time; waits for the device."""
-        means = [0.0] * len(self.states)
-        for factor, total in zip(self._factor_of_group, torch.stack(self._sums).tolist(), strict=True):
-            means[factor] += total / max(1, self._num_summed)
-        return means
+        """The mean signal since the last control time, as :meth:`control` takes it; waits for the device."""
+        by_dial = [0.0] * self._num_dials
+        for dial, total in zip(self._dial_of_group, torch.stack(self._sums).tolist(), strict=True):
+            by_dial[dial] += total / max(1, self._num_summed)
+        return [math.fsum(by_dial), *by_dial][: len(self._states)]
 
     def control(self, signals: Sequence[float]) -> None:
-        """At a control time: move the corrections; the signals must be the same on all replicas."""
+        """At a control time: move the corrections.
+
+        Args:
+            signals: of all groups together, then by dial if those are followed; the same on all replicas.
+        """
         log_time = math.log(self._num_steps / max(1, self._last_control))
         acts = self._num_steps >= self.settings.start * self._total_steps and not self.gate
         for i, signal in enumerate(signals):
             if math.isfinite(signal):
-                self.states[i], self.signals[i] = anchored_update(
-                    self.states[i], signal, log_time, self.settings, acts=acts, ceiling=self._ceiling
+                highest = min(self.settings.group_limit if i else self.settings.limit, self._ceiling)
+                self._states[i], self._signals[i] = anchored_update(
+                    self._states[i], signal, log_time, self.settings, acts=acts, highest=highest
                 )
         for total in self._sums:
             total.zero_()
@@ -160,8 +177,8 @@ class Anchor:
     def state_dict(self) -> dict[str, Any]:
         """Everything, tensors on the CPU; the same on every replica after converging."""
         return {
-            "states": [list(state) for state in self.states],
-            "signals": list(self.signals),
+            "states": [list(state) for state in self._states],
+            "signals": list(self._signals),
             "gate": self.gate,
             "ceiling": self._ceiling,
             "lowest_probe": self._lowest_probe,
@@ -176,8 +193,10 @@ class Anchor:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint."""
-        self.states = [AnchoredState(*saved) for saved in state["states"]]
-        self.signals = list(state["signals"])
+        count, saved = len(self._states), [AnchoredState(*each) for each in state["states"]]
+        # Made without per_group: groups start from the common factor.
+        self._states = (saved + [AnchoredState(saved[0].log_factor)] * count)[:count]
+        self._signals = (list(state["signals"]) + [0.0] * count)[:count]
         self.gate, self._ceiling = state["gate"], state.get("ceiling", math.inf)
         self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
         for mine, saved in ((self._start, state["start"]), (self.average, state["average"])):

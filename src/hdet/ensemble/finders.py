@@ -195,16 +195,15 @@ class Finders:
         if not isinstance(settings, AnchoredController):
             return
         assert self.total_steps is not None
-        factor_of_group = [0] * len(self.optimizer.param_groups)
-        if settings.per_group:
-            for i, dial in enumerate(self._lr_dials):
-                for field in dial.fields:
-                    factor_of_group[getattr(field, "group_index", 0)] = i
+        dial_of_group = [0] * len(self.optimizer.param_groups)
+        for i, dial in enumerate(self._lr_dials):
+            for field in dial.fields:
+                dial_of_group[getattr(field, "group_index", 0)] = i
         self._anchor = Anchor(
             settings,
             self._weights_by_group(),
             total_steps=max(1, self.total_steps - self._num_scout_steps),
-            factor_of_group=factor_of_group,
+            dial_of_group=dial_of_group,
             ceiling=ceiling,
         )
 
@@ -234,9 +233,8 @@ class Finders:
         rows = exchange(self.replicas, anchor.own_signals())
         finite = [row for row in rows if all(map(math.isfinite, row))] or rows
         anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)])
-        for i, dial in enumerate(self._lr_dials):
-            state = anchor.states[i if len(anchor.states) > 1 else 0]
-            dial.correct(ControllerState(state.log_factor))
+        for dial, log_factor in zip(self._lr_dials, anchor.log_factors, strict=True):
+            dial.correct(ControllerState(log_factor))
             dial.set_fields(self._own_multiplier(dial))
 
     def _own_multiplier(self, dial: Dial) -> float:
@@ -270,5 +268,4 @@ class Finders:
         scores = [score for score in record.probes if score is not None]
         self._anchor.watch(self.num_steps, math.fsum(scores) / len(scores) if scores else None)
         record.gate = self._anchor.gate
-        signals = self._anchor.signals
-        return {d.name: signals[i if len(signals) > 1 else 0] for i, d in enumerate(self._lr_dials)}
+        return {d.name: signal for d, signal in zip(self._lr_dials, self._anchor.signals, strict=True)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hdet.report.chart import Chart, Trace, line, series_color
-from hdet.report.runs import Run, number, numbers
+from hdet.report.runs import Run, by_name, number, numbers
 from hdet.report.series import thin
 
 __all__ = ["finder_charts"]
@@ -134,24 +134,23 @@ def _parabola(curve: object, low: float, high: float, top: float, unit: str) -> 
 
 
 def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
-    steps, logs, z = (numbers(anchored.get(key)) for key in ("step", "log_factor", "z"))
-    points = [
-        (s, math.exp(u))
-        for s, u in zip(steps, logs, strict=False)
-        if s is not None and u is not None and abs(u) < 300
-    ]
-    kept = thin([[f for _, f in points]], max_points)
-    if not kept:
+    steps = numbers(anchored.get("step"))
+    factors = {
+        name: [math.exp(u) if u is not None and abs(u) < 300 else None for u in logs]
+        for name, logs in by_name(anchored.get("log_factors")).items()
+    }
+    traces = _lines(steps, factors, "factor e^u", max_points, width=2.5)
+    if not traces:
         return
-    values = [points[i][1] for i in kept]
-    traces = [line([points[i][0] for i in kept], values, "factor e^u", "--accent", width=2.5)]
     caption = (
         "Factor on the planned learning rate: what the gradients of the whole run so far asked for, within "
         "its limits."
     )
+    caption += " A group may rise above what all groups together asked for." if len(traces) > 1 else ""
     gate = anchored.get("gate")
     at = number(gate.get("step")) if isinstance(gate, dict) else None
     if at is not None and isinstance(gate, dict):
+        values = [y for trace in traces for y in trace["y"]]
         traces.append(
             line([at, at], [min(values), max(values)], f"held from step {int(at)}", "--alarm", dash="dash")
         )
@@ -165,19 +164,39 @@ def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
         height=360,
         is_log=True,
     )
-    scores = [(s, value) for s, value in zip(steps, z, strict=False) if s is not None and value is not None]
-    kept = thin([[v for _, v in scores]], max_points)
-    if kept:
-        dots = line([scores[i][0] for i in kept], [scores[i][1] for i in kept], "z", "--accent", width=1.2)
+    evidence = _lines(steps, by_name(anchored.get("z")), "z", max_points, width=1.2)
+    if evidence:
         yield Chart(
             title="Evidence of the anchored controller",
             caption="The normalised slope z that moves the factor: above zero it falls, below zero it rises. "
             "Around zero it has settled.",
-            traces=[dots],
+            traces=evidence,
             y_title="z",
             is_wide=False,
             height=260,
         )
+
+
+def _lines(
+    steps: Sequence[float | None],
+    columns: dict[str, list[float | None]],
+    label: str,
+    max_points: int,
+    *,
+    width: float,
+) -> list[Trace]:
+    """A line for each column, all alike drawn once."""
+    if len({tuple(column) for column in columns.values()}) == 1:
+        columns = {label: next(iter(columns.values()))}
+    traces = []
+    for index, (name, column) in enumerate(columns.items()):
+        points = [(s, v) for s, v in zip(steps, column, strict=False) if s is not None and v is not None]
+        kept = thin([[v for _, v in points]], max_points)
+        color, dash = series_color(index) if len(columns) > 1 else ("--accent", "solid")
+        if kept:
+            x, y = [points[i][0] for i in kept], [points[i][1] for i in kept]
+            traces.append(line(x, y, name, color, dash=dash, width=width))
+    return traces
 
 
 def _template(what: str) -> str:

@@ -26,12 +26,15 @@ def finder_of(records: Sequence[RoundRecord], controller: object) -> dict[str, A
     factor = fans[-1].get("factor") if fans else 1.0
     path = [r for r in records if not r.scout and r.ends_round and r.correction and r.signal]
     if controller == "anchored" and path and isinstance(factor, int | float) and factor > 0:
-        name = next(iter(path[0].signal))
+        names = list(path[0].signal)
         shut = next((r for r in path if r.gate), None)
         found["anchored"] = {
             "step": [r.step for r in path],
-            "log_factor": [math.log(max(1e-300, r.correction.get(name, factor) / factor)) for r in path],
-            "z": [r.signal.get(name) for r in path],
+            "log_factors": {
+                name: [math.log(max(1e-300, r.correction.get(name, factor) / factor)) for r in path]
+                for name in names
+            },
+            "z": {name: [r.signal.get(name) for r in path] for name in names},
             "gate": None if shut is None else {"step": shut.step, "reason": shut.gate},
         }
     return found

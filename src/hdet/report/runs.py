@@ -12,7 +12,7 @@ from typing import Any
 from hdet.report.found import finder_of
 from hdet.telemetry import RoundRecord, scan_records
 
-__all__ = ["Evaluation", "Run", "number", "numbers", "read_run"]
+__all__ = ["Evaluation", "Run", "by_name", "number", "numbers", "read_run"]
 
 _FILES = (
     "config.json",
@@ -142,6 +142,11 @@ def number(value: object) -> float | None:
 def numbers(value: object) -> list[float | None]:
     """A list of numbers with None for what is none; empty if it is no list."""
     return [number(entry) for entry in value] if isinstance(value, list) else []
+
+
+def by_name(value: object) -> dict[str, list[float | None]]:
+    """Lists of numbers by name; empty if it is no such thing."""
+    return {str(name): numbers(entry) for name, entry in value.items()} if isinstance(value, dict) else {}
 
 
 def _numbers_by_name(value: object) -> dict[str, float]:

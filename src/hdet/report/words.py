@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hdet.report.runs import Run, number, numbers
+from hdet.report.runs import Run, by_name, number, numbers
 
 __all__ = [
     "are_comparable",
@@ -134,11 +134,11 @@ def found_lr(run: Run) -> float | None:
     if stated is not None:
         return stated
     start, chosen, factors = number(run.config.get("lr")), _scouted_lr(run), corrections(run)
-    factor = _anchored_factor(run)
-    if factor is None and len(factors) == 1:
-        factor = factors[0]
+    factors = _anchored_factors(run) or (factors if len(factors) == 1 else [])
     start = chosen or start
-    return start * factor if start is not None and factor is not None else chosen
+    if start is None or not factors:
+        return chosen
+    return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
 
 
 def corrections(run: Run) -> list[float]:
@@ -154,11 +154,12 @@ def _scouted_lr(run: Run) -> float | None:
     return number(scout.get("chosen_lr")) if isinstance(scout, dict) else None
 
 
-def _anchored_factor(run: Run) -> float | None:
+def _anchored_factors(run: Run) -> list[float]:
+    """The last factor of the anchored controller on each learning rate."""
     anchored = run.finder.get("anchored")
-    logs = numbers(anchored.get("log_factor")) if isinstance(anchored, dict) else []
-    known = [u for u in logs if u is not None]
-    return math.exp(max(-700.0, min(700.0, known[-1]))) if known else None
+    paths = by_name(anchored.get("log_factors")).values() if isinstance(anchored, dict) else ()
+    known = [[u for u in path if u is not None] for path in paths]
+    return [math.exp(max(-700.0, min(700.0, path[-1]))) for path in known if path]
 
 
 def _training(run: Run) -> str:
@@ -202,10 +203,15 @@ def _learning_rate(run: Run) -> Iterable[str]:
     if isinstance(scout, dict):
         yield _scouted(scout, start)
         start, from_start = _scouted_lr(run) or start, "From there, the"
-    factor, anchored = _anchored_factor(run), run.finder.get("anchored")
-    if factor is not None and isinstance(anchored, dict):
-        at_peak = f", to {figure(start * factor, 2)} at its peak" if start is not None else ""
-        yield f"{from_start} anchored controller moved it by a factor of {figure(factor)}{at_peak}."
+    factors, anchored = _anchored_factors(run), run.finder.get("anchored")
+    if factors and isinstance(anchored, dict):
+        low, high = (figure(f, 2) for f in (min(factors), max(factors)))
+        if low == high:
+            at_peak = f", to {figure(start * factors[0], 2)} at its peak" if start is not None else ""
+            yield f"{from_start} anchored controller moved it by a factor of {low}{at_peak}."
+        else:
+            moved = f"by factors from {low} to {high}, by parameter group"
+            yield f"{from_start} anchored controller moved it {moved}."
         gate = anchored.get("gate")
         if isinstance(gate, dict) and number(gate.get("step")) is not None:
             yield f"It was held from step {int(gate['step']):,} on: {gate.get('reason', 'no reason given')}."

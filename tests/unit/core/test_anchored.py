@@ -11,10 +11,10 @@ SETTINGS = AnchoredController(limit=100.0)
 
 
 def test_the_first_updates_by_hand():
-    state, z = anchored_update(AnchoredState(), 2.0, 0.5, SETTINGS, acts=True)
+    state, z = anchored_update(AnchoredState(), 2.0, 0.5, SETTINGS, acts=True, highest=100.0)
     assert (state.mean, state.mean_square) == pytest.approx((0.6, 0.4))
     assert (z, state.log_factor) == pytest.approx((1.0, -0.5))
-    state, z = anchored_update(state, -1.0, 0.2, SETTINGS, acts=True)
+    state, z = anchored_update(state, -1.0, 0.2, SETTINGS, acts=True, highest=100.0)
     mean, square = 0.7 * 0.6 - 0.3, 0.9 * 0.4 + 0.1
     assert (state.mean, state.mean_square) == pytest.approx((mean, square))
     expected = (mean / (1 - 0.7**2)) / math.sqrt(square / (1 - 0.9**2))
@@ -23,18 +23,19 @@ def test_the_first_updates_by_hand():
 
 
 def test_it_may_watch_without_moving_and_stays_in_its_limits():
-    state, z = anchored_update(AnchoredState(), -2.0, 0.5, SETTINGS, acts=False)
+    state, z = anchored_update(AnchoredState(), -2.0, 0.5, SETTINGS, acts=False, highest=100.0)
     assert (state.log_factor, round(z, 9), state.num_controls) == (0.0, -1.0, 1)
     state = AnchoredState()
     for _ in range(50):
-        state, _ = anchored_update(state, -2.0, 0.5, AnchoredController(limit=3.0), acts=True)
-    assert state.log_factor == pytest.approx(math.log(3))
-    state, _ = anchored_update(state, -2.0, 0.5, AnchoredController(limit=3.0), acts=True, ceiling=1.5)
+        state, _ = anchored_update(state, -2.0, 0.5, AnchoredController(limit=3.0), acts=True, highest=1.5)
     assert state.log_factor == pytest.approx(math.log(1.5))
+    for _ in range(50):
+        state, _ = anchored_update(state, 2.0, 0.5, AnchoredController(limit=3.0), acts=True, highest=1.5)
+    assert state.log_factor == pytest.approx(-math.log(3))
 
 
 def test_no_signal_moves_nothing():
-    state, z = anchored_update(AnchoredState(), 0.0, 0.5, SETTINGS, acts=True)
+    state, z = anchored_update(AnchoredState(), 0.0, 0.5, SETTINGS, acts=True, highest=100.0)
     assert (state.log_factor, z) == (0.0, 0.0)
 
 

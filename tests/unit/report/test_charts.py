@@ -181,8 +181,9 @@ def test_records_that_only_look_right_do_no_harm() -> None:
                 "curve": finder()["scout"]["curve"],
             }
         },
-        {"anchored": {"step": [1, 2], "log_factor": [0.0], "z": None, "gate": {"step": "x"}}},
-        {"anchored": {"step": [1], "log_factor": [1e6], "z": [0.1]}},
+        {"anchored": {"step": [1, 2], "log_factors": {"lr": [0.0]}, "z": None, "gate": {"step": "x"}}},
+        {"anchored": {"step": [1], "log_factors": {"lr": [1e6], "x": 3}, "z": {"lr": [0.1]}}},
+        {"anchored": {"step": [1], "log_factors": [1e6], "z": [0.1]}},
         {"anchored": 3, "scout": []},
     ],
 )

@@ -112,10 +112,10 @@ def test_a_scout_alone() -> None:
     "odd",
     [
         {"scout": 5, "anchored": []},
-        {"scout": {"rounds": "none", "chosen_lr": "x"}, "anchored": {"log_factor": None, "gate": 3}},
+        {"scout": {"rounds": "none", "chosen_lr": "x"}, "anchored": {"log_factors": None, "gate": 3}},
         {
             "scout": {"rounds": [1, {"lrs": None}]},
-            "anchored": {"log_factor": [None, "x", 1e9], "gate": {"step": None}},
+            "anchored": {"log_factors": {"lr": [None, "x", 1e9]}, "gate": {"step": None}},
         },
     ],
 )

@@ -57,9 +57,10 @@ METHODS = (
     ),
     _method(
         "hdet_anchored",
-        f"the LR follows the gradient along the way travelled, within a factor 2; {_PLAN}",
+        f"the LR follows the gradient along the way travelled, within a factor 2, 4 for a group; {_PLAN}",
         scout=False,
         controller="anchored",
+        per_group=True,
         spread=0.0,
     ),
     _method(
@@ -67,6 +68,7 @@ METHODS = (
         f"the scout, then the anchored controller; {_PLAN}",
         scout=True,
         controller="anchored",
+        per_group=True,
         spread=0.0,
     ),
 )
