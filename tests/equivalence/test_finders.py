@@ -38,21 +38,22 @@ def plan(step: int) -> float:
     return one_cycle(step, S)
 
 
-def refer(kind: str, num_replicas: int, scout, controller) -> reference_finders.Found:
+def refer(kind: str, num_replicas: int, scout, controller, data=batch) -> reference_finders.Found:
     net = Net()
 
-    def with_weights(theta: list[Tensor], data: tuple[Tensor, Tensor]) -> Tensor:
+    def with_weights(theta: list[Tensor], examples: tuple[Tensor, Tensor]) -> Tensor:
         return torch.func.functional_call(
-            _Loss(net), dict(zip(("net.w1", "net.b1", "net.w2", "net.b2"), theta, strict=True)), (data,)
+            _Loss(net), dict(zip(("net.w1", "net.b1", "net.w2", "net.b2"), theta, strict=True)), (examples,)
         )
 
     def gradient(theta: list[Tensor], replica: int, step: int) -> tuple[Tensor, ...]:
         leaves = [x.detach().requires_grad_() for x in theta]
-        return torch.autograd.grad(with_weights(leaves, batch(replica, step)), leaves)
+        return torch.autograd.grad(with_weights(leaves, data(replica, step)), leaves)
 
     return reference_finders.train(
         theta=[p.detach().clone() for p in net.parameters()],
         gradient=gradient,
+        loss=lambda theta, replica, step: with_weights(theta, data(replica, step)).item(),
         score=lambda theta: with_weights(theta, batch(0, 9999)).item(),
         update=reference.sgd(0.9) if kind == "sgd" else reference.adam(),
         inner=lambda a, b: (a * b).sum().item() if isinstance(b, Tensor) else 0.0,
@@ -79,8 +80,8 @@ class _Loss(nn.Module):
 class Virtual:
     """N replicas in this process."""
 
-    def __init__(self, kind: str, count: int, scout, controller, **settings) -> None:
-        self.model = Net()
+    def __init__(self, kind: str, count: int, scout, controller, *, data=batch, **settings) -> None:
+        self.model, self.data = Net(), data
         optimizer = make_optimizer(kind, self.model)
         self.count = count
         self.records = hdet.Records()
@@ -104,7 +105,7 @@ class Virtual:
 
     def step(self) -> None:
         step = self.engine.num_steps
-        self.ensemble.step([batch(r, step) for r in range(self.count)])
+        self.ensemble.step([self.data(r, step) for r in range(self.count)])
 
     def save(self) -> bytes:
         file = io.BytesIO()
@@ -118,8 +119,8 @@ class Virtual:
 class Rank:
     """One replica of a process group."""
 
-    def __init__(self, kind: str, rank: int, scout, controller, **settings) -> None:
-        self.model, self.rank = Net(), rank
+    def __init__(self, kind: str, rank: int, scout, controller, *, data=batch, **settings) -> None:
+        self.model, self.rank, self.data = Net(), rank, data
         self.wrapped = DistributedDataParallel(self.model)
         self.optimizer = make_optimizer(kind, self.model)
         settings.setdefault("explore", [hdet.LearningRate(0.0)])
@@ -139,7 +140,7 @@ class Rank:
         self.converge = self.engine.converge
 
     def step(self) -> None:
-        loss = loss_of(self.wrapped, batch(self.rank, self.engine.num_steps))
+        loss = loss_of(self.wrapped, self.data(self.rank, self.engine.num_steps))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -211,6 +212,32 @@ def test_where_control_times_are_far_apart_only_some_steps_are_measured(kind, pe
         trainer.step()
     assert expected.lrs[-1] != pytest.approx(if_all_were.lrs[-1], rel=1e-3)
     assert 0.5 * S < num_measured < 0.9 * S
+
+
+def _shifted(replica: int, step: int) -> tuple[Tensor, Tensor]:
+    """The targets come nearer after a few steps and jump away at step 100, and the loss with them."""
+    x, y = batch(replica, step)
+    return x, y + (4.0 if step < 4 or step >= 100 else 0.0)
+
+
+def _with_a_jump(rank):
+    trainer = Rank("adam", rank, None, ANCHORED, data=_shifted)
+    return train(trainer)[0], trainer.engine._anchor.num_brakes
+
+
+def test_where_the_loss_jumps_up_all_go_back_to_the_plan():
+    expected = refer("adam", 2, None, ANCHORED, data=_shifted)
+    trainer = Virtual("adam", 2, None, ANCHORED, data=_shifted)
+    lrs, _ = train(trainer)
+    brakes = [record.num_brakes for record in trainer.records]
+    assert brakes[9] == 0
+    assert 1 <= brakes[10] <= brakes[-1] <= 3  # a second one takes a new high
+    for mine, num_brakes in ((lrs, brakes[-1]), *run_replicas(_with_a_jump, 2)):
+        assert_same(mine, expected.lrs)
+        assert num_brakes == brakes[-1]
+    assert min(expected.log_factors[99]) > 0
+    assert max(expected.log_factors[109]) <= 0
+    assert max(map(max, expected.log_factors[110:])) <= max(expected.log_factors[99]) / 2
 
 
 def _on_rank(rank, kind, scout, controller):

@@ -11,10 +11,13 @@ from hdet.core.checks import require_count, require_flag, require_number
 __all__ = [
     "AnchoredController",
     "AnchoredState",
+    "LossWatch",
     "anchored_update",
     "averaging_weight",
     "measuring_interval",
     "next_control",
+    "slowed",
+    "watch_loss",
 ]
 
 _MEASURED_PER_GAP = 16
@@ -36,6 +39,8 @@ class AnchoredController:
     correction. A parameter group follows its own part of the slope where that asks for more; less is not to
     be trusted. It needs no replicas and no spread. It keeps two copies of the weights, and in a long run
     looks at 16 to 31 of the steps between two control times.
+
+    Where the training loss jumps up, the corrections go back to the plan at once: see :func:`watch_loss`.
 
     The slope is the training loss's: where data repeats, it asks for ever more. See ``repeats_after``.
 
@@ -122,6 +127,59 @@ def measuring_interval(gap: int) -> int:
     [1, 1, 3, 18]
     """
     return max(1, gap // _MEASURED_PER_GAP)
+
+
+class LossWatch(NamedTuple):
+    """What is remembered of the training loss from one control time to the next."""
+
+    first: float = math.nan
+    level: float = math.nan
+    """Running mean."""
+    lowest: float = math.inf
+    """Of the running mean."""
+    last: float = math.inf
+    """At the last control time; the highest since it jumped up."""
+    variance: float = 0.0
+    """Of the mean loss between two control times, by the differences of neighbours."""
+    num_differences: int = 0
+
+
+def watch_loss(watch: LossWatch, loss: float) -> tuple[LossWatch, bool]:
+    """One control time: the new memory, and whether the weights are being spoilt.
+
+    They are if the loss is above its lowest level by a tenth of all that the run has gained, and by five
+    standard deviations, and has not been as high since it left that. Where less was gained, none can say.
+
+    Args:
+        watch: what was remembered.
+        loss: mean over the steps since the last control time.
+
+    >>> watch = LossWatch()
+    >>> for loss in (5.0, 4.0, 3.0, 2.9, 2.8, 2.8, 2.7, 2.8, 2.7, 2.6, 2.7, 2.6, 2.7, 2.6, 2.6, 2.6, 2.6):
+    ...     watch, is_spoilt = watch_loss(watch, loss)
+    >>> is_spoilt, watch_loss(watch, 2.7)[1], watch_loss(watch, 3.6)[1]
+    (False, False, True)
+    """
+    if math.isnan(watch.first):
+        return LossWatch(loss, loss, loss, loss), False
+    first, level, lowest, last, variance, count = watch
+    noise = math.sqrt(variance / (1 - 0.9**count)) if count else math.inf
+    gain, room = first - lowest, max(0.1 * (first - lowest), 5 * noise)
+    if gain > room and loss > lowest + room:
+        return watch._replace(last=max(last, loss)), loss > last
+    level = 0.7 * level + 0.3 * loss
+    variance = 0.9 * variance + 0.1 * (loss - last) ** 2 / 2
+    return LossWatch(first, level, min(lowest, level), loss, variance, count + 1), False
+
+
+def slowed(state: AnchoredState, settings: AnchoredController) -> AnchoredState:
+    """Where the weights are being spoilt: at most the plan, and at most half of what it was.
+
+    >>> slowed(AnchoredState(log_factor=math.log(4)), AnchoredController()).log_factor
+    0.0
+    """
+    lowest = -math.log(settings.limit)
+    return state._replace(log_factor=max(lowest, min(0.0, state.log_factor - math.log(2))))
 
 
 def anchored_update(

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from hdet.core.anchored import (
     AnchoredController,
     AnchoredState,
+    LossWatch,
     anchored_update,
     averaging_weight,
     measuring_interval,
     next_control,
+    slowed,
+    watch_loss,
 )
 from hdet.core.scout import (
     ROOM_ABOVE,
@@ -51,6 +54,7 @@ def train(
     *,
     theta: Sequence[Array],
     gradient: Callable[[Sequence[Array], int, int], Sequence[Array]],
+    loss: Callable[[Sequence[Array], int, int], float],
     score: Callable[[Sequence[Array]], float],
     update: Callable[[Array, Array, dict[str, Array], float], Array],
     inner: Callable[[Array, Array], float],
@@ -68,6 +72,7 @@ def train(
     Args:
         theta: the initial weights, a list of arrays.
         gradient: ``gradient(theta, replica, step)``, of one replica's batch.
+        loss: the same for the loss.
         score: the loss on the probe.
         update: an optimizer of :mod:`hdet.core.reference`.
         inner: the inner product of two arrays.
@@ -119,13 +124,14 @@ def train(
         followed += groups
     anchored = dict.fromkeys(followed, AnchoredState())
     totals, since, last = dict.fromkeys(followed, 0.0), 0, 0
-    control_at = next_control(0, num_steps)
+    control_at, watch, losses = next_control(0, num_steps), LossWatch(), []
     log_factors = [0.0 for _ in groups]
     found = Found(factor, [], [], weights)
     for t in range(num_steps):
         lrs = [peak * factor * math.exp(u) * plan(round(t * pace)) for u in log_factors]
         slopes = [gradient(weights, replica, used + t) for replica in range(num_replicas)]
         slope = [sum(parts) / num_replicas for parts in zip(*slopes, strict=True)]
+        losses += [loss(weights, replica, used + t) for replica in range(num_replicas)]
         interval = measuring_interval(control_at - last)
         is_measuring = (t - last) % interval == 0
         if is_measuring:
@@ -142,6 +148,12 @@ def train(
             if t + 1 >= control_at:
                 log_time = math.log((t + 1) / max(1, last))
                 acts = t + 1 >= controller.start * num_steps
+                watch, is_spoilt = watch_loss(watch, math.fsum(losses) / len(losses))
+                if acts and is_spoilt:  # back to the plan, and not as high again
+                    acts = False
+                    highest = max(state.log_factor for state in anchored.values())
+                    ceiling = min(ceiling, math.exp(max(0.0, highest / 2)))
+                    anchored = {key: slowed(state, controller) for key, state in anchored.items()}
                 for key in followed:
                     limit = controller.limit if key is None else controller.group_limit
                     anchored[key], _ = anchored_update(
@@ -155,7 +167,7 @@ def train(
                 # a group may rise above what all together ask for, and does not fall below it
                 common = anchored[None].log_factor
                 log_factors = [max(common, anchored.get(g, anchored[None]).log_factor) for g in groups]
-                totals, since, last = dict.fromkeys(followed, 0.0), 0, t + 1
+                totals, since, last, losses = dict.fromkeys(followed, 0.0), 0, t + 1, []
                 control_at = next_control(t + 1, num_steps)
         found.log_factors.append(log_factors)
         found.lrs.append(lrs)

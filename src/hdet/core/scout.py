@@ -28,6 +28,8 @@ _POINTS_PER_STAGE = 6
 ROOM_ABOVE = 1.5
 """How far above the ceiling of the short trials the anchored controller may go: the run has a longer warm-up
 and larger batches."""
+_SPOILT = 0.1
+"""A trial of the second stage that has lost this share of what the first one gained was not stable."""
 _NARROW_BELOW, _NARROW_ABOVE = 10.0, 3.0
 """Range of the second stage around the best of the first: from weights past the first quick gains, learning
 rates are lower."""
@@ -123,7 +125,7 @@ class ScoutState:
     high: float = 1.0
     """One standard deviation on both sides of it."""
     ceiling: float = math.inf
-    """Half way from the largest factor that trained to the smallest above it that spoilt the model."""
+    """Half way from the largest factor that trained to the smallest above it that spoilt the weights."""
     is_found: bool = False
     """Whether ``chosen`` comes from trials, and not from the plan."""
     reason: str = ""
@@ -333,13 +335,18 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _ceiling(state: ScoutState) -> float:
-    """Between the first factor above the best that failed or spoilt the model, and the last before it."""
-    points = sorted(zip(state.factors, state.scores, strict=True), key=lambda point: point[0])
-    _, untrained = _points(state, slice(state.num_wide))[0]
+    """Between the first factor above the best that spoilt its weights, and the last one before it."""
+    wide = _points(state, slice(state.num_wide))
+    untrained, lead = wide[0][1], min(score for _, score in wide)
+    worst = [untrained, lead + _SPOILT * (untrained - lead)]  # by stage
+    trials = [
+        (factor, score is None or score > worst[i >= state.num_wide])
+        for i, (factor, score) in enumerate(zip(state.factors, state.scores, strict=True))
+    ]
     stable = state.chosen
-    for factor, score in points:
+    for factor, is_spoilt in sorted(trials):
         if factor >= state.chosen:
-            if score is None or score > untrained:
+            if is_spoilt:
                 return math.sqrt(stable * factor)
             stable = factor
     return math.inf

@@ -13,10 +13,13 @@ from torch.optim import AdamW, Optimizer
 from hdet.core.anchored import (
     AnchoredController,
     AnchoredState,
+    LossWatch,
     anchored_update,
     averaging_weight,
     measuring_interval,
     next_control,
+    slowed,
+    watch_loss,
 )
 
 __all__ = ["Anchor", "decay_terms"]
@@ -49,6 +52,9 @@ class Anchor:
         self._signals = [0.0] * len(self._states)
         self.gate = ""
         """Why the corrections no longer move."""
+        self.num_brakes = 0
+        """How often the corrections went back to the plan, because the training loss jumped up."""
+        self._watch = LossWatch()
         self._lowest_probe, self._num_risen = math.inf, 0
         device = torch.device("cpu") if settings.copy_on_cpu else None
         dtype = torch.bfloat16 if settings.copy_in_bfloat16 else None
@@ -142,14 +148,24 @@ class Anchor:
             by_dial[dial] += total / max(1, self._num_summed)
         return [math.fsum(by_dial), *by_dial][: len(self._states)]
 
-    def control(self, signals: Sequence[float]) -> None:
+    def control(self, signals: Sequence[float], loss: float | None) -> None:
         """At a control time: move the corrections.
 
         Args:
             signals: of all groups together, then by dial if those are followed; the same on all replicas.
+            loss: mean training loss of all replicas since the last control time, if it is known.
         """
         log_time = math.log(self._num_steps / max(1, self._last_control))
         acts = self._num_steps >= self.settings.start * self._total_steps and not self.gate
+        is_spoilt = False
+        if loss is not None:
+            self._watch, is_spoilt = watch_loss(self._watch, loss)
+        if acts and is_spoilt:
+            acts = False
+            self.num_brakes += 1
+            highest = max(state.log_factor for state in self._states)
+            self._ceiling = min(self._ceiling, math.exp(max(0.0, highest / 2)))
+            self._states = [slowed(state, self.settings) for state in self._states]
         for i, signal in enumerate(signals):
             if math.isfinite(signal):
                 highest = min(self.settings.group_limit if i else self.settings.limit, self._ceiling)
@@ -181,6 +197,8 @@ class Anchor:
             "signals": list(self._signals),
             "gate": self.gate,
             "ceiling": self._ceiling,
+            "num_brakes": self.num_brakes,
+            "watch": list(self._watch),
             "lowest_probe": self._lowest_probe,
             "num_risen": self._num_risen,
             "start": [[x.cpu().clone() for x in group] for group in self._start],
@@ -198,6 +216,7 @@ class Anchor:
         self._states = (saved + [AnchoredState(saved[0].log_factor)] * count)[:count]
         self._signals = (list(state["signals"]) + [0.0] * count)[:count]
         self.gate, self._ceiling = state["gate"], state.get("ceiling", math.inf)
+        self.num_brakes, self._watch = state.get("num_brakes", 0), LossWatch(*state.get("watch", ()))
         self._lowest_probe, self._num_risen = state["lowest_probe"], state["num_risen"]
         for mine, saved in ((self._start, state["start"]), (self.average, state["average"])):
             for group, saved_group in zip(mine, saved, strict=True):

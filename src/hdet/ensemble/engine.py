@@ -237,7 +237,7 @@ class Ensemble(Finders):
 
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
-        if self._has_rounds:
+        if self._has_rounds or self._anchor is not None:
             self._measure.add(loss)
 
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
@@ -252,7 +252,7 @@ class Ensemble(Finders):
         gradients: such a step then counts, so that all end a trial together.
         """
         counts = skipped and self._scouting is not None
-        if loss is not None and self._has_rounds:
+        if loss is not None and (self._has_rounds or self._anchor is not None):
             self._measure.add(loss)
         if self._optimizer_has_stepped:
             self._optimizer_has_stepped = False

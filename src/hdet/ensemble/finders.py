@@ -16,6 +16,7 @@ from hdet.core.controller import Controller, ControllerState
 from hdet.core.scout import Scout
 from hdet.ensemble.anchor import Anchor, decay_terms
 from hdet.ensemble.clock import Clock
+from hdet.ensemble.losses import LossSum
 from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
 from hdet.ensemble.scouting import Scouting, is_adaptive, set_local_gradients
@@ -138,7 +139,7 @@ class Finders:
         if self._probe is not None:
             score = run_probe(self._probe, self.model)
         else:
-            mean = self._measure.take_own_mean()
+            mean = self._measure.take_own().mean
             score = math.nan if mean is None else mean
         if not self._averager.all_finite(self._tensors()):
             score = math.nan
@@ -230,12 +231,19 @@ class Finders:
         if not anchor.count_step():
             return
         anchor.add_decay(self._decay_terms())
-        rows = exchange(self.replicas, anchor.own_signals())
+        rows = self._exchange_signals(anchor.own_signals())
         finite = [row for row in rows if all(map(math.isfinite, row))] or rows
-        anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)])
+        loss, self._measure.unwatched = self._measure.unwatched.mean, LossSum()
+        anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)], loss)
         for dial, log_factor in zip(self._lr_dials, anchor.log_factors, strict=True):
             dial.correct(ControllerState(log_factor))
             dial.set_fields(self._own_multiplier(dial))
+
+    def _exchange_signals(self, signals: list[float]) -> list[list[float]]:
+        """Everybody's; their losses so far go with them."""
+        rows = exchange(self.replicas, [*signals, *self._measure.take_own()])
+        self._measure.put([LossSum(*row[len(signals) :]) for row in rows])
+        return [list(row[: len(signals)]) for row in rows]
 
     def _own_multiplier(self, dial: Dial) -> float:
         return dial.multiplier
@@ -250,6 +258,7 @@ class Finders:
             state["lead"] = list(self._lead)
         if self._anchor is not None:
             state["anchor"] = self._anchor.state_dict()
+            state["unwatched"] = list(self._measure.unwatched)
         return state
 
     def _load_finders(self, state: dict[str, Any]) -> None:
@@ -261,6 +270,7 @@ class Finders:
         self._begin_anchor()
         if self._anchor is not None and "anchor" in state:
             self._anchor.load_state_dict(state["anchor"])
+            self._measure.unwatched = LossSum(*state.get("unwatched", ()))
 
     def _anchored_signal(self, record: RoundRecord) -> dict[str, float]:
         """At a sync: what the anchored controller last saw; its gate looks at the probe."""
@@ -268,4 +278,5 @@ class Finders:
         scores = [score for score in record.probes if score is not None]
         self._anchor.watch(self.num_steps, math.fsum(scores) / len(scores) if scores else None)
         record.gate = self._anchor.gate
+        record.num_brakes = self._anchor.num_brakes
         return {d.name: signal for d, signal in zip(self._lr_dials, self._anchor.signals, strict=True)}

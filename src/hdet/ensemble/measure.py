@@ -24,6 +24,8 @@ class Measure:
         self._replicas = replicas
         self._meter = LossMeter()
         self.add = self._meter.add
+        self.unwatched = LossSum()
+        """Of all replicas together, since the anchored controller last looked."""
         self.clear()
 
     def clear(self, table: Sequence[Sequence[float]] = ()) -> None:
@@ -38,9 +40,18 @@ class Measure:
         if len(table) == num_replicas:
             self.table = [LossSum(*row) for row in table]
 
-    def take_own_mean(self) -> float | None:
-        """This replica's mean loss since the last time anybody looked; waits for the device."""
-        return self._meter.take().mean
+    def take_own(self) -> LossSum:
+        """This replica's losses since the last time anybody looked; waits for the device."""
+        return self._meter.take()
+
+    def put(self, losses: Sequence[LossSum]) -> None:
+        """Add these losses to the table: of all replicas, or, where this one is alone, its own."""
+        if len(losses) < len(self.table):  # more replicas were asked for: they say nothing
+            (own,) = losses
+            losses = [own if r == self._replicas.index else LossSum() for r in range(len(self.table))]
+        self.table = [row.plus(loss) for row, loss in zip(self.table, losses, strict=True)]
+        for loss in losses:
+            self.unwatched = self.unwatched.plus(loss)
 
     @property
     def scores(self) -> list[float | None]:
@@ -85,7 +96,7 @@ class Measure:
         probes: Sequence[float] | None,
     ) -> dict[int, str]:
         """Add these losses of all replicas to the table; return who is to be left out, and why."""
-        self.table = [row.plus(loss) for row, loss in zip(self.table, losses, strict=True)]
+        self.put(losses)
         self.probes = [] if probes is None else [x if math.isfinite(x) else None for x in probes]
         excluded: dict[int, str] = {}
         for r, (row, is_healthy) in enumerate(zip(self.table, are_healthy, strict=True)):

@@ -35,6 +35,7 @@ def finder_of(records: Sequence[RoundRecord], controller: object) -> dict[str, A
                 for name in names
             },
             "z": {name: [r.signal.get(name) for r in path] for name in names},
+            "num_brakes": path[-1].num_brakes,
             "gate": None if shut is None else {"step": shut.step, "reason": shut.gate},
         }
     return found

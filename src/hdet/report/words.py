@@ -212,6 +212,9 @@ def _learning_rate(run: Run) -> Iterable[str]:
         else:
             moved = f"by factors from {low} to {high}, by parameter group"
             yield f"{from_start} anchored controller moved it {moved}."
+        brakes = number(anchored.get("num_brakes"))
+        if brakes:
+            yield f"It braked {count(int(brakes), 'time')}, where the training loss jumped up."
         gate = anchored.get("gate")
         if isinstance(gate, dict) and number(gate.get("step")) is not None:
             yield f"It was held from step {int(gate['step']):,} on: {gate.get('reason', 'no reason given')}."

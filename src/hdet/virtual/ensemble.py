@@ -391,12 +391,19 @@ class _Engine(Ensemble):
             self.put_static_bases()
         return 0.0
 
-    def _exchange(self, probe_loss: float | None) -> dict[int, str]:
+    def _take_all_losses(self) -> list[LossSum]:
         sums = torch.zeros(3, self.replicas.count) if self._loss_sums is None else self._loss_sums
         self._loss_sums = None
+        return [LossSum(*column) for column in sums.t().tolist()]
+
+    def _exchange_signals(self, signals: list[float]) -> list[list[float]]:
+        self._measure.put(self._take_all_losses())
+        return [signals]
+
+    def _exchange(self, probe_loss: float | None) -> dict[int, str]:
         return self._measure.take(
             self.num_steps,
-            losses=[LossSum(*column) for column in sums.t().tolist()],
+            losses=self._take_all_losses(),
             are_healthy=self._are_healthy(),
             probes=None if probe_loss is None else self._scores,
         )

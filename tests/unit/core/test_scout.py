@@ -1,5 +1,6 @@
 """The scout's decisions, on responses whose best learning rate is known."""
 
+import copy
 import math
 
 import pytest
@@ -76,6 +77,20 @@ def test_failing_replicas_are_the_worst_and_bound_what_is_chosen():
     state, _ = scouted(lambda f: 1e6 if f > 3 else valley(1.0, width=4)(f))  # finite, but spoilt
     assert state.ceiling < 5  # the next larger one that was tested is 7
     assert scouted(valley(1.0))[0].ceiling == math.inf
+
+
+def test_a_trial_that_loses_what_the_first_stage_gained_was_not_stable():
+    state = ScoutState()
+    factors = fan_factors(state, SETTINGS, 8)
+    advance(state, factors, [valley(1.0)(f) for f in factors], may_move=False)
+    lead = min(s for s in state.scores if s is not None)
+    factors = fan_factors(state, SETTINGS, 8)
+    scores = [lead - 1 + 0.1 * math.log(f) ** 2 for f in factors]
+    for lost, is_bound in ((0.5, False), (5.0, True)):  # of about 20 that were gained
+        trial = copy.deepcopy(state)
+        advance(trial, factors, [*scores[:-1], lead + lost], may_move=False)
+        assert trial.stage == "done"
+        assert (trial.ceiling < factors[-1]) is is_bound
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def control(anchor: Anchor, slopes: list[float], num_times: int) -> list[float]:
             if anchor.is_measuring:
                 anchor.add_signal([[torch.full((2,), slope)] for slope in slopes])
             is_time = anchor.count_step()
-        anchor.control(anchor.own_signals())
+        anchor.control(anchor.own_signals(), loss=None)
     return [math.exp(u) for u in anchor.log_factors]
 
 
