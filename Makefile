@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test lint bench browser picture reproduce reproduce-quick clean
+.PHONY: help install run test test-ray lint bench browser picture reproduce reproduce-quick clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -27,6 +27,10 @@ lint: $(STAMP)   ## Lint, format check, type check, import layers.
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports --no-logo
+
+test-ray: $(STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/pytest tests/unit/experiments/test_pbt_ray.py
 
 bench: $(STAMP)  ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks

@@ -14,7 +14,7 @@ from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, numbers, usage_errors
 from hdet.experiments.compare import Case, Comparison, read_comparison, table
 from hdet.experiments.compare import compare as run_comparison
-from hdet.experiments.peers import METHODS
+from hdet.experiments.peers import DEFAULTS, METHODS
 from hdet.experiments.signals import stop_on_signal
 from hdet.experiments.task import parse_options
 
@@ -27,7 +27,8 @@ def compare(
     ] = None,
     task: TaskName = "charlm",
     methods: Annotated[
-        str, typer.Option(help="Comma-separated (default: all); --methods help says what there is.")
+        str,
+        typer.Option(help="Comma-separated (default: all but pbt_ray); --methods help says what there is."),
     ] = "",
     starts: Annotated[
         str, typer.Option(help="Starting LRs, comma-separated, as factors on the best of the sweep.")
@@ -72,7 +73,7 @@ def compare(
             )
         else:
             path = out or Path("runs") / "compare"
-            chosen = _names(methods) or list(METHODS)
+            chosen = _names(methods) or list(DEFAULTS)
             bar_total = 1000  # thousandths: the sweep may grow while it runs
             with (
                 stop_on_signal() as should_stop,

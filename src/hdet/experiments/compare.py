@@ -11,7 +11,7 @@ from typing import Any
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
 from hdet.experiments.markdown import table_line
-from hdet.experiments.peers import METHODS
+from hdet.experiments.peers import DEFAULTS, METHODS
 from hdet.experiments.peers.grid import lr_at, next_points
 from hdet.experiments.peers.ledger import SWEEP, Ledger, Record, Workers, read_ledger
 from hdet.experiments.peers.summary import BASELINE, CASE, Case, Cell, Comparison, Row, loss_of
@@ -23,7 +23,7 @@ __all__ = ["Case", "Cell", "Comparison", "Row", "compare", "read_comparison", "t
 def compare(
     tasks: Sequence[str | tuple[str, Mapping[str, Any]]],
     *,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] = DEFAULTS,
     optimizers: Sequence[str] = ("adamw",),
     starts: Sequence[float] = (0.1, 1.0, 10.0),
     seeds: int | Sequence[int] = 3,

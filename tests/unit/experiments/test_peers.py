@@ -48,7 +48,11 @@ def train(name, task, lr, kind="adamw", seed=0):
     return METHODS[name].train(task, lr, STEPS.get(name, 60), seed, num_replicas(name), kind)
 
 
-@pytest.mark.parametrize("name", METHODS)
+IN_PROCESS = [name for name in METHODS if name != "pbt_ray"]
+"""The other one has its own test, in test_pbt_ray.py."""
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
 @pytest.mark.parametrize(("kind", "lr"), [("adamw", 0.2), ("sgd", 0.05)])
 def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_steps(name, kind, lr):
     task = CountingQuadratic(size=20)
@@ -69,7 +73,7 @@ def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_ste
         assert other.final_loss != outcome.final_loss
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "best_of_sweep"])
+@pytest.mark.parametrize("name", [name for name in IN_PROCESS if name != "best_of_sweep"])
 def test_a_method_trains_a_network_with_several_parameter_groups(name):
     task = load_task("charlm", {"width": 8, "length": 8})
     before = evaluate(task, task.build_model(0))["loss"]
@@ -131,6 +135,9 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         METHODS["prodigy"].require()
     with pytest.raises(HdetError, match="prodigyopt is missing"):
         train("prodigy", Quadratic(size=2), 0.1)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(HdetError, match=r"ray is missing; it comes with: pip install 'hdet\[ray\]'"):
+        METHODS["pbt_ray"].require()
     METHODS["plain_linear"].require()
 
 

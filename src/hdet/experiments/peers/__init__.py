@@ -9,12 +9,13 @@ from hdet.experiments.peers import (
     mechanic,
     packages,
     pbt,
+    pbt_ray,
     plain,
     range_test,
 )
 from hdet.experiments.peers.base import Method, Outcome
 
-__all__ = ["METHODS", "Method", "Outcome"]
+__all__ = ["DEFAULTS", "METHODS", "Method", "Outcome"]
 
 _FAMILIES = (
     grid,
@@ -25,9 +26,13 @@ _FAMILIES = (
     mechanic,
     hypergradient,
     pbt,
+    pbt_ray,
     averaging,
     finders,
 )
 
 METHODS: dict[str, Method] = {method.name: method for family in _FAMILIES for method in family.METHODS}
 """By name, in the order of the table."""
+
+DEFAULTS = tuple(method.name for method in METHODS.values() if method.is_default)
+"""Names of those that a comparison has where none are named."""

@@ -108,7 +108,9 @@ class Method:
         run: trains and evaluates.
         cost: how many runs of the given length it takes.
         package: module that must be installed.
+        extra: the extra of hdet that brings it.
         uses_start: whether anything depends on the starting learning rate.
+        is_default: whether a comparison has it that names no methods.
     """
 
     name: str
@@ -116,12 +118,14 @@ class Method:
     run: Callable[[Job], Trained]
     cost: int = 1
     package: str | None = None
+    extra: str = "peers"
     uses_start: bool = True
+    is_default: bool = True
 
     def require(self) -> None:
         """Raise if the package that it needs is missing."""
         if self.package is not None:
-            load_package(self.package)
+            load_package(self.package, self.extra)
 
     def train(
         self,
@@ -208,11 +212,11 @@ def descend(
         after_step()
 
 
-def load_package(name: str) -> Any:
+def load_package(name: str, extra: str = "peers") -> Any:
     """Import the package of a peer; a missing one says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise HdetError(f"{name} is missing; it comes with: pip install 'hdet[peers]'") from error
+        raise HdetError(f"{name} is missing; it comes with: pip install 'hdet[{extra}]'") from error

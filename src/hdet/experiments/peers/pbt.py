@@ -13,13 +13,20 @@ from hdet.experiments.peers.base import Diverged, Job, Method, Trained
 from hdet.experiments.peers.members import Members
 from hdet.experiments.runner import evaluate
 
-__all__ = ["METHODS", "Exploit", "exploits"]
+__all__ = ["FACTORS", "METHODS", "NUM_ROUNDS", "Exploit", "exploits", "first_lrs"]
 
 Exploit = tuple[int, int, float]
 """Target, source, and the factor on the source's learning rate."""
 
-_FACTORS = (0.8, 1.25)
-_NUM_ROUNDS = 10
+FACTORS = (0.8, 1.25)
+"""On the learning rate of the member that is copied."""
+NUM_ROUNDS = 10
+
+
+def first_lrs(job: Job, generator: torch.Generator) -> list[float]:
+    """A learning rate for every member, log-uniform within a factor of 10 of the start."""
+    places = torch.rand(job.num_replicas, generator=generator, dtype=torch.float64) * 2 - 1
+    return [job.start_lr * 10**place for place in places.tolist()]
 
 
 def exploits(scores: Sequence[float], generator: torch.Generator) -> list[Exploit]:
@@ -39,15 +46,14 @@ def exploits(scores: Sequence[float], generator: torch.Generator) -> list[Exploi
     def draw(size: int) -> int:
         return int(torch.randint(size, (), generator=generator))
 
-    return [(target, best[draw(count)], _FACTORS[draw(2)]) for target in worst]
+    return [(target, best[draw(count)], FACTORS[draw(2)]) for target in worst]
 
 
 def _run(job: Job) -> Trained:
     members = Members(job)
     generator = torch.Generator().manual_seed(derived_seed(job.seed, "population"))
-    places = torch.rand(members.count, generator=generator, dtype=torch.float64) * 2 - 1
-    lrs = [job.start_lr * 10**place for place in places.tolist()]
-    interval = max(1, job.steps // _NUM_ROUNDS)
+    lrs = first_lrs(job, generator)
+    interval = max(1, job.steps // NUM_ROUNDS)
     for step in range(job.steps):
         if step and step % interval == 0:
             for target, source, factor in exploits(members.scores(), generator):

@@ -1,0 +1,46 @@
+"""Population-based training by Ray Tune, in real processes; skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hdet.experiments.peers import METHODS
+from hdet.experiments.runner import evaluate
+from hdet.experiments.task import load_task
+from hdet.experiments.tasks.quadratic import Quadratic
+
+pytest.importorskip("ray", reason="make test-ray runs it")
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # Ray's own
+
+FILE = """
+from hdet.experiments.tasks.quadratic import Quadratic
+
+class Mine(Quadratic):
+    pass
+"""
+
+
+def test_members_train_and_the_worst_take_over_from_the_best():
+    task = Quadratic(size=20)
+    drawn = random.getstate()
+    outcome = METHODS["pbt_ray"].train(task, 0.05, 60, 0, 4)
+    assert random.getstate() == drawn
+    assert outcome.final_loss < evaluate(task, task.build_model(0))["loss"]
+    assert not outcome.diverged
+    compact = METHODS["pbt"].train(task, 0.05, 60, 0, 4)
+    assert outcome.final_loss == pytest.approx(compact.final_loss, rel=0.3)  # one rule, other draws
+    # The first learning rates are the same, and every later one is a factor away from one of them.
+    assert outcome.found_lr is not None
+    assert 0.05 / 30 < outcome.found_lr < 0.05 * 30
+
+
+def test_a_task_of_a_users_file_reaches_the_members(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    task = load_task(f"{tmp_path / 'mine.py'}:Mine", {"size": 10})
+    assert METHODS["pbt_ray"].train(task, 0.05, 12, 0, 2).final_loss > 0
+
+
+def test_a_start_that_destroys_all_members_has_diverged():
+    assert METHODS["pbt_ray"].train(Quadratic(size=20), 1e8, 60, 0, 2, "sgd").diverged
