@@ -64,7 +64,9 @@ class Anchor:
         ]
         self.average = [[x.clone() for x in group] for group in self._start]
         """E."""
-        self._sums = [torch.zeros((), dtype=torch.float64, device=group[0].device) for group in self._start]
+        self._sums = torch.zeros(len(groups), dtype=torch.float64, device=self._start[0][0].device)
+        self._places: list[int] = []
+        self._place_index = torch.tensor([], dtype=torch.int64, device=self._sums.device)
         self._rounding = None
         if settings.copy_in_bfloat16:
             self._rounding = torch.Generator(self._start[0][0].device).manual_seed(0)
@@ -96,19 +98,29 @@ class Anchor:
     @torch.no_grad()
     def add_signal(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Before a step: add <g, E - x0>, on the device, with the gradients the optimizer is about to use."""
-        for total, parts, average, start in zip(
-            self._sums, gradients, self.average, self._start, strict=True
+        ahead, behind, places = [], [], []
+        for place, (parts, average, start) in enumerate(
+            zip(gradients, self.average, self._start, strict=True)
         ):
-            ahead, behind = [], []
             for gradient, e, x0 in zip(parts, average, start, strict=True):
                 if gradient is not None:
                     flat = gradient.to(e.device).reshape(-1)
                     ahead.append(torch.dot(flat, e.reshape(-1).to(flat.dtype)))
                     behind.append(torch.dot(flat, x0.reshape(-1).to(flat.dtype)))
-            if ahead:  # one sum for many: a small operation costs its call
-                total += torch.stack(ahead).sum(dtype=total.dtype)
-                total -= torch.stack(behind).sum(dtype=total.dtype)
+                    places.append(place)
+        if ahead:  # few operations for many tensors: a small one costs its call
+            self._sums.index_add_(0, self._index(places), self._joined(ahead) - self._joined(behind))
         self._num_summed += 1
+
+    def _joined(self, dots: list[Tensor]) -> Tensor:
+        if len({(dot.dtype, dot.device) for dot in dots}) > 1:
+            dots = [dot.to(self._sums) for dot in dots]
+        return torch.stack(dots).to(self._sums)
+
+    def _index(self, places: list[int]) -> Tensor:
+        if places != self._places:  # which parameters have a gradient hardly changes
+            self._places, self._place_index = places, torch.tensor(places, device=self._sums.device)
+        return self._place_index
 
     @torch.no_grad()
     def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
@@ -136,15 +148,16 @@ class Anchor:
         Args:
             terms: see :func:`decay_terms`.
         """
-        for total, parts, average, start in zip(self._sums, terms, self.average, self._start, strict=True):
+        for place, (parts, average, start) in enumerate(zip(terms, self.average, self._start, strict=True)):
             for term, e, x0 in zip(parts, average, start, strict=True):
                 if term is not None:
-                    total += self._num_summed * torch.sum(term.to(e.device) * (e - x0))
+                    inner = torch.sum(term.to(e.device) * (e - x0))
+                    self._sums[place] += self._num_summed * inner.to(self._sums)
 
     def own_signals(self) -> list[float]:
         """The mean signal since the last control time, as :meth:`control` takes it; waits for the device."""
         by_dial = [0.0] * self._num_dials
-        for dial, total in zip(self._dial_of_group, torch.stack(self._sums).tolist(), strict=True):
+        for dial, total in zip(self._dial_of_group, self._sums.tolist(), strict=True):
             by_dial[dial] += total / max(1, self._num_summed)
         return [math.fsum(by_dial), *by_dial][: len(self._states)]
 
@@ -172,8 +185,7 @@ class Anchor:
                 self._states[i], self._signals[i] = anchored_update(
                     self._states[i], signal, log_time, self.settings, acts=acts, highest=highest
                 )
-        for total in self._sums:
-            total.zero_()
+        self._sums.zero_()
         self._num_summed = 0
         self._last_control = self._num_steps
         self._next_control = next_control(self._num_steps, self._total_steps)
@@ -203,7 +215,7 @@ class Anchor:
             "num_risen": self._num_risen,
             "start": [[x.cpu().clone() for x in group] for group in self._start],
             "average": [[x.cpu().clone() for x in group] for group in self.average],
-            "sums": [total.item() for total in self._sums],
+            "sums": self._sums.tolist(),
             "rounding": None if self._rounding is None else self._rounding.get_state(),
             "counters": [self._num_summed, self._num_steps, self._last_control, self._next_control],
         }
@@ -222,8 +234,7 @@ class Anchor:
             for group, saved_group in zip(mine, saved, strict=True):
                 for i, value in enumerate(saved_group):
                     group[i] = value.to(group[i].device, group[i].dtype, copy=True)
-        for total, value in zip(self._sums, state["sums"], strict=True):
-            total.fill_(value)
+        self._sums.copy_(torch.tensor(state["sums"], dtype=self._sums.dtype))
         self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
         if self._rounding is not None and state.get("rounding") is not None:
             self._rounding.set_state(state["rounding"].cpu())

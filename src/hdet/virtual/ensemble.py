@@ -299,12 +299,12 @@ class _Engine(Ensemble):
     # --- the anchored controller: on the mean of the replicas ------------------------------------------
 
     def _weights_by_group(self) -> list[list[Tensor]]:
-        return [[matrix[: self.num_distinct].mean(dim=0)] for matrix in self._stack.matrices]
+        return [[_mean(matrix[: self.num_distinct])] for matrix in self._stack.matrices]
 
     def before_update(self, gradients: Sequence[Tensor]) -> None:
         """Before the replicas' step: what the anchored controller reads of it."""
         if self._anchor is not None and self._anchor.is_measuring:
-            self._anchor.add_signal([[gradient.mean(dim=0)] for gradient in gradients])
+            self._anchor.add_signal([[_mean(gradient)] for gradient in gradients])
 
     def _decay_terms(self) -> list[list[Tensor | None]]:
         terms = []
@@ -422,3 +422,7 @@ class _Engine(Ensemble):
             self._stack.write_template(0)
         self.rows_differ = self._explores or self._has_local_gradients
         self._converged_at, self._has_moved = self.num_steps, False
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(dim=0) if len(rows) > 1 else rows[0]

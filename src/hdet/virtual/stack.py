@@ -77,6 +77,7 @@ class Stack:
             name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
             for name, buffer in self._calls.named_buffers()
         }
+        self._leaves: dict[int, dict[str, Tensor]] = {}
         self._template_buffers = dict(self._calls.named_buffers())
         # Looking for tensors with two names takes a while, and is the same every time.
         named = [*self._templates, *self._template_buffers]
@@ -137,11 +138,10 @@ class Stack:
     def _one_by_one(
         self, batches: Any, is_common: bool, before: Callable[[int], None], num_rows: int
     ) -> Tensor:
-        views, gradients = self._views(self.matrices), self._views(self._gradient_matrices)
         losses = []
         for r in range(num_rows):
             before(r)
-            leaves = {name: view[r].detach().requires_grad_() for name, view in views.items()}
+            leaves = self._leaves_of(r)
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
             state = {**self._fixed, **leaves, **buffers}
             with torch.enable_grad():
@@ -153,11 +153,11 @@ class Stack:
             for name, buffer in changed.items():
                 if buffer is not buffers[name]:
                     self.buffers[name][r].copy_(buffer.detach())
-            for name, gradient in zip(leaves, found, strict=True):
-                if gradient is None:
-                    gradients[name][r].zero_()
-                else:
-                    gradients[name][r].copy_(gradient)
+            gradients = dict(zip(leaves, found, strict=True))
+            for matrix, places in zip(self._gradient_matrices, self._places, strict=True):
+                parts = [(gradients[name], leaves[name]) for name, _ in places]
+                flat = [(torch.zeros_like(x) if g is None else g).reshape(-1) for g, x in parts]
+                torch.cat(flat, out=matrix[r])
         return torch.stack(losses)
 
     @torch.no_grad()
@@ -216,6 +216,13 @@ class Stack:
             view[rows].copy_(self._templates[name].expand_as(view[rows]))
         for name, buffer in self.buffers.items():
             buffer[rows].copy_(self._template_buffers[name].expand_as(buffer[rows]))
+
+    def _leaves_of(self, replica: int) -> dict[str, Tensor]:
+        """The parameters of a replica, to differentiate by; they share the memory of the matrices."""
+        if replica not in self._leaves:
+            views = self._views(self.matrices)
+            self._leaves[replica] = {n: v[replica].detach().requires_grad_() for n, v in views.items()}
+        return self._leaves[replica]
 
     def _views(self, matrices: Sequence[Tensor]) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
