@@ -108,7 +108,9 @@ def train(
             leader = advance(state, factors, scores, may_move=moves)
             lead = lead if leader is None else trials[leader]
         share = min(1.0, lengths["narrow"] / (total_steps - used))
-        transfer = scout.transfer(num_replicas, share, is_adaptive=is_adaptive)
+        transfer = scout.transfer(
+            num_replicas, share, is_adaptive=is_adaptive, is_corrected=controller is not None
+        )
         factor = min(state.chosen * transfer, state.ceiling)
         ceiling = ROOM_ABOVE * state.ceiling / factor  # what trials did not survive is not tried again
 

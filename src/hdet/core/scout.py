@@ -28,6 +28,9 @@ _POINTS_PER_STAGE = 6
 ROOM_ABOVE = 1.5
 """How far above the ceiling of the short trials the anchored controller may go: the run has a longer warm-up
 and larger batches."""
+_BELOW_A_CONTROLLER = 0.75
+"""Optimizers like Adam: where the anchored controller follows, which rises more readily than it falls, the
+run begins by this factor lower."""
 _SPOILT = 0.1
 """A trial of the second stage that has lost this share of what the first one gained was not stable."""
 _NARROW_BELOW, _NARROW_ABOVE = 10.0, 3.0
@@ -91,8 +94,16 @@ class Scout:
         require_number("tail", self.tail, above=0)
         require_flag("copy_on_cpu", self.copy_on_cpu)
 
-    def transfer(self, num_replicas: int, share: float, *, is_adaptive: bool) -> float:
+    def transfer(
+        self, num_replicas: int, share: float, *, is_adaptive: bool, is_corrected: bool = False
+    ) -> float:
         """The factor from the scout's best learning rate to the run's.
+
+        Args:
+            num_replicas: N.
+            share: length of a fan over that of the run.
+            is_adaptive: whether the optimizer divides by the gradient's size.
+            is_corrected: whether the anchored controller follows.
 
         >>> round(Scout().transfer(8, 1.0, is_adaptive=True), 3)
         1.753
@@ -100,7 +111,8 @@ class Scout:
         auto = (0.0, 1 / 3) if self.data_repeats else (0.27, 0.2) if is_adaptive else (0.75, 0.25)
         batch = auto[0] if self.batch_exponent == "auto" else self.batch_exponent
         horizon = auto[1] if self.horizon_exponent == "auto" else self.horizon_exponent
-        return num_replicas**batch * share**horizon
+        room = _BELOW_A_CONTROLLER if is_corrected and is_adaptive and not self.data_repeats else 1.0
+        return room * num_replicas**batch * share**horizon
 
 
 @dataclass

@@ -123,7 +123,10 @@ class Finders:
                 self._put_trial_values(scouting)
             else:
                 record.scout |= scouting.decide(
-                    self.num_steps, self._num_joined_batches, is_adaptive=is_adaptive(self.optimizer)
+                    self.num_steps,
+                    self._num_joined_batches,
+                    is_adaptive=is_adaptive(self.optimizer),
+                    is_corrected=isinstance(self.controller, AnchoredController),
                 )
                 self._end_scout()
                 for dial in self._lr_dials:

@@ -86,14 +86,18 @@ class Scouting:
             self.begin_fan()
         return fan, leader
 
-    def decide(self, num_steps_used: int, num_joined: int, *, is_adaptive: bool) -> dict[str, Any]:
+    def decide(
+        self, num_steps_used: int, num_joined: int, *, is_adaptive: bool, is_corrected: bool
+    ) -> dict[str, Any]:
         """The factor for the run, and how it came about."""
         state = self.state
         transfer = 1.0
         if state.is_found:
             remaining = max(1, (self._total_steps or 0) - num_steps_used)
             share = min(1.0, self._lengths["narrow"] / remaining) if self._total_steps else 1.0
-            transfer = self.settings.transfer(num_joined, share, is_adaptive=is_adaptive)
+            transfer = self.settings.transfer(
+                num_joined, share, is_adaptive=is_adaptive, is_corrected=is_corrected
+            )
         factor = state.chosen * transfer
         reason = state.reason
         if factor > state.ceiling:
