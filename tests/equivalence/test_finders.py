@@ -268,6 +268,20 @@ def test_records_tell_the_learning_rate_of_every_step():
     assert hdet.export_schedule(trainer.records)["lr.0"][:S] == pytest.approx(first, rel=1e-12)
 
 
+@pytest.mark.parametrize("stop", [98, 101, 104, 120])
+def test_a_run_that_brakes_resumes_to_the_bit(stop, monkeypatch):
+    monkeypatch.setattr("hdet.core.anchored._MEASURED_PER_GAP", 2)
+    whole = Virtual("adam", 2, None, ANCHORED, data=_shifted)
+    expected, _ = train(whole)
+    assert whole.engine._anchor.num_brakes
+    first = Virtual("adam", 2, None, ANCHORED, data=_shifted)
+    train(first, until=stop)
+    second = Virtual("adam", 2, None, ANCHORED, data=_shifted)
+    second.load(first.save())
+    assert train(second)[0] == expected[stop:]
+    assert second.engine._anchor.state_dict()["watch"] == whole.engine._anchor.state_dict()["watch"]
+
+
 STOPS = [0, 4, 17, 25, 45, 60, 110]
 
 

@@ -77,7 +77,8 @@ def run(
     per_group: Annotated[
         bool | None,
         typer.Option(
-            help="A factor and a correction for each parameter group (default: with the anchored controller)."
+            help="A factor and a correction for each parameter group (default: with the anchored controller, "
+            "if nothing but the LR is explored)."
         ),
     ] = None,
     explore: Annotated[
@@ -153,7 +154,7 @@ def run(
             anneal=anneal,  # pyright: ignore[reportArgumentType]
             warmup=warmup,
             spread=(1 / 9 if controller in ("log", "paper") else 0.0) if spread is None else spread,
-            per_group=controller == "anchored" if per_group is None else per_group,
+            per_group=controller == "anchored" and not explore if per_group is None else per_group,
             explore={
                 name: require_number(f"--explore {name}", spread, at_least=0)
                 for name, spread in parse_options(explore or [], "--explore").items()

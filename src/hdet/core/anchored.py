@@ -40,7 +40,7 @@ class AnchoredController:
     be trusted. It needs no replicas and no spread. It keeps two copies of the weights, and in a long run
     looks at 16 to 31 of the steps between two control times.
 
-    Where the training loss jumps up, the corrections go back to the plan at once: see :func:`watch_loss`.
+    Where the training loss jumps up, all corrections are halved at once, and are one at most: it brakes.
 
     The slope is the training loss's: where data repeats, it asks for ever more. See ``repeats_after``.
 
@@ -56,12 +56,10 @@ class AnchoredController:
     average: float = 0.1
     """Share of the elapsed steps that E averages over."""
     limit: float = 2.0
-    """The correction stays between 1 / limit and limit: far off, the signal cannot be trusted."""
+    """The common correction stays between 1 / limit and limit: far off, the signal cannot be trusted."""
     per_group: bool = True
     """Whether a parameter group whose own part of the signal asks for more than the whole may rise further;
-    it needs ``LearningRate(per_group=True)``."""
-    group_limit: float = 4.0
-    """How far such a group may rise."""
+    see ``group_limit``. It needs ``LearningRate(per_group=True)``."""
     repeats_after: int | None = None
     """Optimizer steps after which training data repeats; from there on the correction stays where it is."""
     max_rise: float = 0.02
@@ -79,12 +77,20 @@ class AnchoredController:
         require_number("average", self.average, above=0)
         require_number("limit", self.limit, at_least=1)
         require_flag("per_group", self.per_group)
-        require_number("group_limit", self.group_limit, at_least=1)
         if self.repeats_after is not None:
             require_count("repeats_after", self.repeats_after, at_least=0)
         require_number("max_rise", self.max_rise, above=0)
         require_flag("copy_on_cpu", self.copy_on_cpu)
         require_flag("copy_in_bfloat16", self.copy_in_bfloat16)
+
+    @property
+    def group_limit(self) -> float:
+        """How far a group may rise by its own signal: the square of ``limit``, at most twice it.
+
+        >>> AnchoredController().group_limit, AnchoredController(limit=1).group_limit
+        (4.0, 1)
+        """
+        return self.limit * min(self.limit, 2.0)
 
 
 class AnchoredState(NamedTuple):
@@ -138,7 +144,9 @@ class LossWatch(NamedTuple):
     lowest: float = math.inf
     """Of the running mean."""
     last: float = math.inf
-    """At the last control time; the highest since it jumped up."""
+    """At the last control time at which it was not up."""
+    peak: float = -math.inf
+    """The highest since it jumped up; lower than any where it is not up."""
     variance: float = 0.0
     """Of the mean loss between two control times, by the differences of neighbours."""
     num_differences: int = 0
@@ -162,14 +170,14 @@ def watch_loss(watch: LossWatch, loss: float) -> tuple[LossWatch, bool]:
     """
     if math.isnan(watch.first):
         return LossWatch(loss, loss, loss, loss), False
-    first, level, lowest, last, variance, count = watch
+    first, level, lowest, last, peak, variance, count = watch
     noise = math.sqrt(variance / (1 - 0.9**count)) if count else math.inf
     gain, room = first - lowest, max(0.1 * (first - lowest), 5 * noise)
     if gain > room and loss > lowest + room:
-        return watch._replace(last=max(last, loss)), loss > last
+        return watch._replace(peak=max(peak, loss)), loss > peak
     level = 0.7 * level + 0.3 * loss
     variance = 0.9 * variance + 0.1 * (loss - last) ** 2 / 2
-    return LossWatch(first, level, min(lowest, level), loss, variance, count + 1), False
+    return LossWatch(first, level, min(lowest, level), loss, -math.inf, variance, count + 1), False
 
 
 def slowed(state: AnchoredState, settings: AnchoredController) -> AnchoredState:

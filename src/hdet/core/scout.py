@@ -52,7 +52,8 @@ class Scout:
     .. math:: \eta = \eta_{\text{scout}} \cdot N^{b_B} \cdot f^{b_S}
 
     from one replica's batch to N of them, and from the short horizon to the long one; :math:`f` is the length
-    of a fan of the second stage over the length of the run.
+    of a fan of the second stage over the length of the run. With an optimizer like Adam and the anchored
+    controller, at three quarters of that.
 
     >>> Scout(span=1.0)
     Traceback (most recent call last):

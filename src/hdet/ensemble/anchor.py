@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from hdet.core.anchored import (
 )
 
 __all__ = ["Anchor", "decay_terms"]
+
+_T = TypeVar("_T")
 
 
 class Anchor:
@@ -46,14 +49,14 @@ class Anchor:
         ceiling: float = math.inf,
     ) -> None:
         self.settings, self._total_steps, self._ceiling = settings, total_steps, ceiling
-        self._dial_of_group, self._num_dials = list(dial_of_group), max(dial_of_group) + 1
+        self._num_dials = max(dial_of_group) + 1
         num_own = self._num_dials if settings.per_group and self._num_dials > 1 else 0
         self._states = [AnchoredState()] * (1 + num_own)  # of all groups together, then by dial
         self._signals = [0.0] * len(self._states)
         self.gate = ""
         """Why the corrections no longer move."""
         self.num_brakes = 0
-        """How often the corrections went back to the plan, because the training loss jumped up."""
+        """How often all corrections were cut, because the training loss jumped up."""
         self._watch = LossWatch()
         self._lowest_probe, self._num_risen = math.inf, 0
         device = torch.device("cpu") if settings.copy_on_cpu else None
@@ -64,9 +67,10 @@ class Anchor:
         ]
         self.average = [[x.clone() for x in group] for group in self._start]
         """E."""
-        self._sums = torch.zeros(len(groups), dtype=torch.float64, device=self._start[0][0].device)
-        self._places: list[int] = []
-        self._place_index = torch.tensor([], dtype=torch.int64, device=self._sums.device)
+        self._dial_of_tensor = [d for d, group in zip(dial_of_group, groups, strict=True) for _ in group]
+        self._sums = torch.zeros(
+            len(self._dial_of_tensor), dtype=torch.float64, device=self._start[0][0].device
+        )
         self._rounding = None
         if settings.copy_in_bfloat16:
             self._rounding = torch.Generator(self._start[0][0].device).manual_seed(0)
@@ -98,29 +102,26 @@ class Anchor:
     @torch.no_grad()
     def add_signal(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Before a step: add <g, E - x0>, on the device, with the gradients the optimizer is about to use."""
-        ahead, behind, places = [], [], []
-        for place, (parts, average, start) in enumerate(
-            zip(gradients, self.average, self._start, strict=True)
-        ):
-            for gradient, e, x0 in zip(parts, average, start, strict=True):
-                if gradient is not None:
-                    flat = gradient.to(e.device).reshape(-1)
-                    ahead.append(torch.dot(flat, e.reshape(-1).to(flat.dtype)))
-                    behind.append(torch.dot(flat, x0.reshape(-1).to(flat.dtype)))
-                    places.append(place)
+        ahead, behind, seen = [], [], []
+        tensors = zip(_flat(gradients), _flat(self.average), _flat(self._start), strict=True)
+        for place, (gradient, e, x0) in enumerate(tensors):
+            if gradient is not None:
+                flat = gradient.to(e.device).reshape(-1)
+                ahead.append(torch.dot(flat, e.reshape(-1).to(flat.dtype)))
+                behind.append(torch.dot(flat, x0.reshape(-1).to(flat.dtype)))
+                seen.append(place)
         if ahead:  # few operations for many tensors: a small one costs its call
-            self._sums.index_add_(0, self._index(places), self._joined(ahead) - self._joined(behind))
+            added = self._joined(ahead) - self._joined(behind)
+            if len(seen) == len(self._sums):
+                self._sums += added
+            else:
+                self._sums[torch.tensor(seen, device=self._sums.device)] += added
         self._num_summed += 1
 
     def _joined(self, dots: list[Tensor]) -> Tensor:
         if len({(dot.dtype, dot.device) for dot in dots}) > 1:
             dots = [dot.to(self._sums) for dot in dots]
         return torch.stack(dots).to(self._sums)
-
-    def _index(self, places: list[int]) -> Tensor:
-        if places != self._places:  # which parameters have a gradient hardly changes
-            self._places, self._place_index = places, torch.tensor(places, device=self._sums.device)
-        return self._place_index
 
     @torch.no_grad()
     def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
@@ -148,18 +149,18 @@ class Anchor:
         Args:
             terms: see :func:`decay_terms`.
         """
-        for place, (parts, average, start) in enumerate(zip(terms, self.average, self._start, strict=True)):
-            for term, e, x0 in zip(parts, average, start, strict=True):
-                if term is not None:
-                    inner = torch.sum(term.to(e.device) * (e - x0))
-                    self._sums[place] += self._num_summed * inner.to(self._sums)
+        tensors = zip(_flat(terms), _flat(self.average), _flat(self._start), strict=True)
+        for place, (term, e, x0) in enumerate(tensors):
+            if term is not None:
+                inner = torch.sum(term.to(e.device) * (e - x0))
+                self._sums[place] += self._num_summed * inner.to(self._sums)
 
     def own_signals(self) -> list[float]:
         """The mean signal since the last control time, as :meth:`control` takes it; waits for the device."""
         by_dial = [0.0] * self._num_dials
-        for dial, total in zip(self._dial_of_group, self._sums.tolist(), strict=True):
+        for dial, total in zip(self._dial_of_tensor, self._sums.tolist(), strict=True):
             by_dial[dial] += total / max(1, self._num_summed)
-        return [math.fsum(by_dial), *by_dial][: len(self._states)]
+        return [sum(by_dial), *by_dial][: len(self._states)]
 
     def control(self, signals: Sequence[float], loss: float | None) -> None:
         """At a control time: move the corrections.
@@ -224,6 +225,8 @@ class Anchor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint."""
         count, saved = len(self._states), [AnchoredState(*each) for each in state["states"]]
+        if len(saved) == self._num_dials > 1:  # by a version that kept no common factor
+            saved = [AnchoredState(min(each.log_factor for each in saved)), *saved]
         # Made without per_group: groups start from the common factor.
         self._states = (saved + [AnchoredState(saved[0].log_factor)] * count)[:count]
         self._signals = (list(state["signals"]) + [0.0] * count)[:count]
@@ -234,10 +237,16 @@ class Anchor:
             for group, saved_group in zip(mine, saved, strict=True):
                 for i, value in enumerate(saved_group):
                     group[i] = value.to(group[i].device, group[i].dtype, copy=True)
-        self._sums.copy_(torch.tensor(state["sums"], dtype=self._sums.dtype))
+        self._sums.zero_()
+        if len(state["sums"]) == len(self._sums):
+            self._sums.copy_(torch.tensor(state["sums"], dtype=self._sums.dtype))
         self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
         if self._rounding is not None and state.get("rounding") is not None:
             self._rounding.set_state(state["rounding"].cpu())
+
+
+def _flat(groups: Sequence[Sequence[_T]]) -> Iterator[_T]:
+    return itertools.chain.from_iterable(groups)
 
 
 def _rounded_at_random(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -199,6 +199,7 @@ class Finders:
         if not isinstance(settings, AnchoredController):
             return
         assert self.total_steps is not None
+        self._measure.unwatched = LossSum()
         dial_of_group = [0] * len(self.optimizer.param_groups)
         for i, dial in enumerate(self._lr_dials):
             for field in dial.fields:
@@ -237,7 +238,7 @@ class Finders:
         rows = self._exchange_signals(anchor.own_signals())
         finite = [row for row in rows if all(map(math.isfinite, row))] or rows
         loss, self._measure.unwatched = self._measure.unwatched.mean, LossSum()
-        anchor.control([math.fsum(column) / len(finite) for column in zip(*finite, strict=True)], loss)
+        anchor.control([sum(column) / len(finite) for column in zip(*finite, strict=True)], loss)
         for dial, log_factor in zip(self._lr_dials, anchor.log_factors, strict=True):
             dial.correct(ControllerState(log_factor))
             dial.set_fields(self._own_multiplier(dial))

@@ -169,7 +169,12 @@ def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
         yield Chart(
             title="Evidence of the anchored controller",
             caption="The normalised slope z that moves the factor: above zero it falls, below zero it rises. "
-            "Around zero it has settled.",
+            "Around zero it has settled."
+            + (
+                " By group: its own part; what all ask for together moves every one too."
+                if len(evidence) > 1
+                else ""
+            ),
             traces=evidence,
             y_title="z",
             is_wide=False,

@@ -61,7 +61,7 @@ class RoundRecord:
     gate: str = ""
     """Why the anchored controller no longer moves the base, if it does not."""
     num_brakes: int = 0
-    """How often it has gone back to the plan so far, because the training loss jumped up."""
+    """How often it has braked so far, because the training loss jumped up."""
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Time on the host spent in probe, measure, converge and steer."""
 

@@ -2,10 +2,18 @@
 
 import itertools
 import math
+import random
 
 import pytest
 
-from hdet.core.anchored import AnchoredController, AnchoredState, anchored_update, next_control
+from hdet.core.anchored import (
+    AnchoredController,
+    AnchoredState,
+    LossWatch,
+    anchored_update,
+    next_control,
+    watch_loss,
+)
 
 SETTINGS = AnchoredController(limit=100.0)
 
@@ -47,3 +55,35 @@ def test_control_times_are_even_in_log_time():
     assert times[1] == 400
     assert max(gaps) < 0.0325
     assert min(gaps) > 0.0275
+
+
+def watched(losses, watch=None):
+    """At which of them the controller brakes, and what it remembers."""
+    brakes, watch = [], watch or LossWatch()
+    for i, loss in enumerate(losses):
+        watch, is_spoilt = watch_loss(watch, loss)
+        if is_spoilt:
+            brakes.append(i)
+    return brakes, watch
+
+
+FALLING = [5.0, 4.0, 3.0, 2.9, 2.8, 2.8, 2.7, 2.8, 2.7, 2.6, *[2.7, 2.6] * 15]
+
+
+def test_a_jump_of_the_loss_brakes_once_and_a_new_high_again():
+    brakes, watch = watched(FALLING)
+    assert brakes == []
+    assert watched([3.6, 3.5, 3.6, 3.2, 2.6], watch)[0] == [0]
+    assert watched([3.6, 3.5, 3.7, 9.0, 2.6], watch)[0] == [0, 2, 3]
+
+
+def test_it_sees_a_second_jump_as_it_saw_the_first():
+    _, watch = watched([*FALLING, 12.0, 11.0, 2.7, 2.6])
+    assert watched([3.1], watch)[0] == [0]
+
+
+def test_noise_and_a_run_that_has_gained_nothing_do_not_brake():
+    draw = random.Random(0)
+    noisy = [3 * math.exp(-i / 20) + draw.gauss(2.0, 0.3) for i in range(300)]
+    assert watched(noisy)[0] == []
+    assert watched([draw.gauss(2.0, 0.3) for _ in range(300)])[0] == []

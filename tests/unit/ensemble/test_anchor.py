@@ -8,7 +8,7 @@ import torch
 from hdet.core.anchored import AnchoredController
 from hdet.ensemble.anchor import Anchor
 
-SETTINGS = AnchoredController(start=0.0, limit=2.0, group_limit=4.0)
+SETTINGS = AnchoredController(start=0.0, limit=2.0)
 
 
 def make(settings: AnchoredController, *, dial_of_group=(0, 1), **more) -> Anchor:
@@ -54,6 +54,26 @@ def test_a_checkpoint_made_without_groups_goes_on_from_its_common_factor():
     anchor.load_state_dict(together.state_dict())
     assert [math.exp(u) for u in anchor.log_factors] == pytest.approx([2.0, 2.0])
     assert control(anchor, [-3.0, 1.0], 40) == pytest.approx([4.0, 2.0])
+
+
+def test_a_checkpoint_that_knows_no_common_factor_keeps_those_of_its_groups():
+    anchor = make(SETTINGS)
+    state = anchor.state_dict()
+    state["states"] = [[math.log(0.5), 0.1, 0.1, 9], [math.log(2.0), -0.1, 0.1, 9]]
+    state["signals"] = [0.5, -0.5]
+    del state["watch"], state["num_brakes"]
+    anchor.load_state_dict(state)
+    assert [math.exp(u) for u in anchor.log_factors] == pytest.approx([0.5, 2.0])
+
+
+def test_signals_that_overflow_on_both_sides_are_left_out():
+    anchor = make(SETTINGS)
+    for group in anchor.average:
+        group[0].fill_(1.0)
+    anchor.add_signal([[torch.full((2,), 3e38)], [torch.full((2,), -3e38)]])
+    anchor.count_step()
+    anchor.control(anchor.own_signals(), loss=None)
+    assert anchor.log_factors == [0.0, 0.0]
 
 
 def test_a_closed_gate_ends_the_measuring():

@@ -6,8 +6,10 @@ import importlib
 import math
 import os
 import random
+import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +49,7 @@ def _run(job: Job) -> Trained:
 def _tune(job: Job, lrs: list[float], path: Path) -> Any:
     """The best member at the end."""
     tune, schedulers, cloudpickle = map(_part, ("tune", "tune.schedulers", "cloudpickle"))
+    num_rounds = min(NUM_ROUNDS, job.steps)
     module = sys.modules[type(job.task).__module__]
     is_own = module.__name__.partition(".")[0] == "hdet"
     if not is_own:  # a user's file, which the members' processes cannot import
@@ -69,12 +72,17 @@ def _tune(job: Job, lrs: list[float], path: Path) -> Any:
             param_space={"lr": tune.grid_search(lrs)},
             tune_config=tune.TuneConfig(scheduler=scheduler, reuse_actors=True),
             run_config=tune.RunConfig(
-                storage_path=str(path), verbose=0, stop={"training_iteration": min(NUM_ROUNDS, job.steps)}
+                storage_path=str(path),
+                verbose=0,
+                stop={"training_iteration": num_rounds},
+                failure_config=tune.FailureConfig(fail_fast=True),  # the others would wait for ever
             ),
         )
         results = tuner.fit()
         if results.errors:
             raise results.errors[0]
+        if any((result.metrics or {}).get("training_iteration") != num_rounds for result in results):
+            raise KeyboardInterrupt  # Ray has taken the signal, and gives what there is
         return results.get_best_result(metric="score", mode="min", scope="last")
     finally:
         if not is_own:
@@ -137,6 +145,7 @@ def _ray(num_members: int) -> Iterator[None]:
         yield
         return
     ray.init(
+        address="local",
         num_cpus=num_members,
         num_gpus=0,
         include_dashboard=False,
@@ -153,8 +162,16 @@ def _ray(num_members: int) -> Iterator[None]:
 @contextmanager
 def _quiet(seed: int) -> Iterator[None]:
     """Ray draws from Python's own generator, reads the environment, and warns of what is meant."""
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0", "OMP_NUM_THREADS": "1"}
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "TUNE_FUNCTION_THREAD_TIMEOUT_S": "60",
+    }
     before, drawn = {name: os.environ.get(name) for name in settings}, random.getstate()
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
     os.environ.update(settings)
     random.seed(derived_seed(seed, "ray"))
     try:
@@ -163,6 +180,8 @@ def _quiet(seed: int) -> Iterator[None]:
             yield
     finally:
         random.setstate(drawn)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
