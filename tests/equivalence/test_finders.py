@@ -398,6 +398,29 @@ def test_the_gate_closes_where_the_probe_keeps_rising():
     train(trainer)
     assert next(r.step for r in trainer.records if r.gate) == 50
     assert trainer.records[-1].gate == "the loss on the probe keeps above its lowest"
+    assert [len(r.probes) for r in trainer.records[:6]] == [2, 2, 2, 2, 2, 0]  # nobody looks any more
+
+
+@pytest.mark.parametrize("make", [Virtual, Rank])
+def test_where_it_is_known_when_data_repeats_the_probe_is_left_alone(make):
+    where = 2 if make is Virtual else 0
+    (calls,) = run_replicas(_count_probes, 1, where) if make is Rank else [_count_probes(0, where)]
+    assert calls == {None: 10, math.inf: 0, 50: 0}
+
+
+def _count_probes(rank, count):
+    found = {}
+    for limit in (None, math.inf, 50):
+        controller, seen = hdet.AnchoredController(repeats_after=limit), []
+        if count:
+            trainer = Virtual("adam", count, None, controller, join_equal=True)
+            trainer.engine._score = lambda model, seen=seen: seen.append(1) or 1.0
+        else:
+            trainer = Rank("adam", rank, None, controller, probe=lambda seen=seen: seen.append(1) or 1.0)
+        for _ in range(100):
+            trainer.step()
+        found[limit] = len(seen)
+    return found
 
 
 def test_without_a_probe_the_last_training_losses_decide():

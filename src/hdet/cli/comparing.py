@@ -45,6 +45,9 @@ def compare(
     is_table: Annotated[
         bool, typer.Option("--table", help="Build the table of the folders again, without running.")
     ] = False,
+    is_timed: Annotated[
+        bool, typer.Option("--time", help="Measure wall-clock too: one more run of each, in turn with plain.")
+    ] = False,
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -89,6 +92,7 @@ def compare(
                     replicas=replicas,
                     folder=path,
                     num_jobs=jobs,
+                    is_timed=is_timed,
                     on_done=lambda done, total: bar.update(bar_total * done // total),
                     should_stop=should_stop,
                 )

@@ -72,10 +72,9 @@ def _table(case: Case, best_lr: float) -> str:
     for row in case.rows:
         kind = ' class="own"' if row.method.startswith("hdet") else ""
         cells = [_cell(row.cells.get(s), best_lr, row.cost == 1 and lowest[s]) for s in case.starts]
-        time = "-" if row.relative_seconds is None else f"{row.relative_seconds:.2f}"
         lines.append(
             f'<tr{kind}><th scope="row">{_text(row.method)}</th>{"".join(cells)}'
-            f"<td>{row.cost}</td><td>{time}</td></tr>"
+            f"<td>{row.cost}</td><td>{row.time}</td></tr>"
         )
     body = "".join(lines)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

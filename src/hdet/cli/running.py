@@ -116,7 +116,9 @@ def run(
     ] = True,
     noise_scale: Annotated[float, typer.Option(help="Perturb each replica's start (warm start).")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of weights, batches and assignments.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations; 0: about 20 of them.")] = 0,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Steps between evaluations; 0: about 20; all steps: at the end only.")
+    ] = 0,
     option: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,

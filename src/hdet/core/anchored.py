@@ -60,11 +60,12 @@ class AnchoredController:
     per_group: bool = True
     """Whether a parameter group whose own part of the signal asks for more than the whole may rise further;
     see ``group_limit``. It needs ``LearningRate(per_group=True)``."""
-    repeats_after: int | None = None
-    """Optimizer steps after which training data repeats; from there on the correction stays where it is."""
+    repeats_after: float | None = None
+    """Optimizer steps after which training data repeats; from there on the correction stays where it is.
+    ``math.inf`` if it never does, None if you do not know: then the probe is watched, if there is one."""
     max_rise: float = 0.02
-    """With a probe: the correction stays where it is once the probe's loss is this share above its lowest at
-    three syncs in a row."""
+    """Where the probe is watched: the correction stays where it is once the probe's loss is this share above
+    its lowest at three syncs in a row."""
     copy_on_cpu: bool = False
     """Keep the two copies in host memory; slower."""
     copy_in_bfloat16: bool = False
@@ -77,8 +78,9 @@ class AnchoredController:
         require_number("average", self.average, above=0)
         require_number("limit", self.limit, at_least=1)
         require_flag("per_group", self.per_group)
-        if self.repeats_after is not None:
-            require_count("repeats_after", self.repeats_after, at_least=0)
+        if self.repeats_after not in (None, math.inf):
+            remedy = "math.inf says never, None that you do not know"
+            require_count("repeats_after", self.repeats_after, at_least=0, remedy=remedy)
         require_number("max_rise", self.max_rise, above=0)
         require_flag("copy_on_cpu", self.copy_on_cpu)
         require_flag("copy_in_bfloat16", self.copy_in_bfloat16)

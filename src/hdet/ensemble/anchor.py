@@ -96,6 +96,11 @@ class Anchor:
         return not self.gate and (self._num_steps - self._last_control) % self._interval == 0
 
     @property
+    def watches_probe(self) -> bool:
+        """Whether the gate looks at the probe: nobody said when data repeats, and it is still open."""
+        return not self.gate and self.settings.repeats_after is None
+
+    @property
     def _interval(self) -> int:
         return measuring_interval(self._next_control - self._last_control)
 
@@ -196,11 +201,11 @@ class Anchor:
         limit = self.settings.repeats_after
         if not self.gate and limit is not None and num_steps >= limit:
             self.gate = "training data repeats"
-        if probe is not None and math.isfinite(probe):
+        if self.watches_probe and probe is not None and math.isfinite(probe):
             self._lowest_probe = min(self._lowest_probe, probe)
             has_risen = probe > self._lowest_probe + self.settings.max_rise * abs(self._lowest_probe)
             self._num_risen = self._num_risen + 1 if has_risen else 0
-            if not self.gate and self._num_risen == 3:  # a single one may be chance
+            if self._num_risen == 3:  # a single one may be chance
                 self.gate = "the loss on the probe keeps above its lowest"
 
     def state_dict(self) -> dict[str, Any]:

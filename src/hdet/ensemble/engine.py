@@ -80,9 +80,10 @@ class Ensemble(Finders):
         moments: whether the optimizer's moments are averaged with the parameters: ``"average"``, ``"keep"``,
             or ``"auto"``, where replicas end a round with different ones (a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW).
-        probe: returns the loss on one batch that is the same for every replica. It is called at each sync
-            before converging, with gradients off and ``model`` in evaluation mode, and scores the replicas
-            instead of their training losses.
+        probe: returns the loss on one batch that is the same for every replica. It scores the replicas
+            instead of their training losses: it is called at each sync before converging, with gradients off
+            and ``model`` in evaluation mode. Where nothing is explored it is called for the scout and for
+            the anchored controller only.
         scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
             the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
             little faster afterwards, so that it ends with the last step all the same.
@@ -457,7 +458,7 @@ class Ensemble(Finders):
         round_index = max(0, self.num_steps - 1) // self.sync_every
         record = RoundRecord(round=round_index, step=self.num_steps, num_replicas=self.replicas.count)
         probe_loss = None
-        if self._probe is not None and ends_round:
+        if self._probe is not None and ends_round and self._uses_probe:
             with record_function("hdet::probe"):
                 probe_loss = run_probe(self._probe, self.model)
             clock.lap("probe", record)
@@ -481,6 +482,11 @@ class Ensemble(Finders):
                 record.base_trace |= dial.take_trace(keep_newest=not ends_round)
         record.num_steps, self._recorded_at = self.num_steps - self._recorded_at, self.num_steps
         return record
+
+    @property
+    def _uses_probe(self) -> bool:
+        """Whether a sync has a use for the probe: replicas that differ, or a gate that watches it."""
+        return self._explores or (self._anchor is not None and self._anchor.watches_probe)
 
     def _exchange(self, probe_loss: float | None) -> dict[int, str]:
         is_healthy = not self._explores or self._averager.all_finite(self._tensors())

@@ -13,8 +13,25 @@ from hdet.errors import HdetError
 from hdet.experiments.markdown import table_line
 from hdet.experiments.peers import DEFAULTS, METHODS
 from hdet.experiments.peers.grid import lr_at, next_points
-from hdet.experiments.peers.ledger import SWEEP, Ledger, Record, Workers, read_ledger
-from hdet.experiments.peers.summary import BASELINE, CASE, Case, Cell, Comparison, Row, loss_of
+from hdet.experiments.peers.ledger import (
+    SWEEP,
+    Ledger,
+    Record,
+    Workers,
+    read_ledger,
+    timed_in_turn,
+    train_one,
+)
+from hdet.experiments.peers.summary import (
+    BASELINE,
+    CASE,
+    Case,
+    Cell,
+    Comparison,
+    Row,
+    is_timed_run,
+    loss_of,
+)
 from hdet.experiments.task import load_task
 
 __all__ = ["Case", "Cell", "Comparison", "Row", "compare", "read_comparison", "table"]
@@ -31,6 +48,7 @@ def compare(
     replicas: int = 8,
     folder: str | Path,
     num_jobs: int = 0,
+    is_timed: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
@@ -46,6 +64,7 @@ def compare(
         replicas: streams of batches that every run takes.
         folder: of ``compare.jsonl``.
         num_jobs: runs at a time; 0 for one per core.
+        is_timed: measure each method's wall-clock too, by one more run in turn with a plain one.
         on_done: called with the number of runs done and that of all, as far as it is known.
         should_stop: asked now and then.
     """
@@ -72,17 +91,17 @@ def compare(
     ledger = Ledger(Path(folder))
     trained = [METHODS[name] for name in dict.fromkeys(methods) if name != BASELINE]
     num_starts = sum(len(starts) if method.uses_start else 1 for method in trained)
-    total = len(bases) * len(seeds) * (METHODS[BASELINE].cost + num_starts)
+    total = len(bases) * (len(seeds) * (METHODS[BASELINE].cost + num_starts) + is_timed * len(trained))
     done = 0
+
+    def count(more: int = 1) -> None:
+        nonlocal done
+        done += more
+        on_done(min(done, total), total)
 
     with Workers(num_jobs) as workers:
 
         def finish(specs: list[Record]) -> bool:
-            def count(more: int = 1) -> None:
-                nonlocal done
-                done += more
-                on_done(min(done, total), total)
-
             count(sum(spec in ledger for spec in specs))
             return workers.run_all(specs, ledger, on_done=count, should_stop=should_stop)
 
@@ -97,7 +116,34 @@ def compare(
                     for seed in seeds
                 ]
             )
+    if is_timed and is_complete:  # once nothing else runs
+        is_complete = _time(bases, [method.name for method in trained], ledger, count, should_stop)
     return Comparison(ledger.records, is_complete)
+
+
+def _time(
+    bases: Sequence[tuple[Record, float]],
+    methods: Sequence[str],
+    ledger: Ledger,
+    count: Callable[[], None],
+    should_stop: Callable[[], bool],
+) -> bool:
+    """Add its relative wall-clock to a run of each method, that from the best start; whether none is missing.
+
+    One is enough: a method takes the same time from every start.
+    """
+    for base, _ in bases:
+        for method in methods:
+            runs = [r for r in ledger.records if r["method"] == method and base.items() <= r.items()]
+            runs = [run for run in runs if not run["diverged"]]
+            if runs and METHODS[method].runs_here and not any(map(is_timed_run, runs)):
+                nearest = min(runs, key=lambda run: abs(math.log(run["start"] or 1.0)))
+                timed = None if should_stop() else train_one(nearest, timed_in_turn)
+                if timed is None:
+                    return False
+                ledger.add(timed)
+            count()
+    return True
 
 
 def _starts(best_lr: float, starts: Sequence[float | None]) -> list[tuple[float | None, float | None]]:
@@ -164,8 +210,7 @@ def table(comparison: Comparison) -> str:
         lines += [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
         for row in case.rows:
             cells = [str(row.cells[start]) if start in row.cells else "-" for start in case.starts]
-            time = "-" if row.relative_seconds is None else f"{row.relative_seconds:.2f}"
-            lines.append(table_line([row.method, *cells, str(row.cost), time]))
+            lines.append(table_line([row.method, *cells, str(row.cost), row.time]))
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, NOTES]) + "\n"
 
@@ -175,5 +220,6 @@ NOTES = (
     "at the best LR times the factor at the head; every run has the same steps and batches. Runs: how many "
     "of them a method takes. Time: wall-clock over one plain run, in one process: methods whose N replicas "
     "differ (pbt, local_sgd, diloco, hdet_paper, hdet_log) compute all of them here, and would not on N "
-    "devices."
+    "devices. With a ~ it is from runs at different times, beside other work; without, from one run in turn "
+    "with a plain one (--time)."
 )

@@ -74,7 +74,8 @@ class RunConfig:
     """Perturb each replica's start by this share of the weights' size (warm start)."""
     seed: int = 0
     evaluate_every: int = 0
-    """Steps between evaluations of the averaged model, rounded up to whole rounds; 0 for about 20 of them."""
+    """Steps between evaluations of the averaged model, rounded up to whole rounds; 0 for about 20 of them.
+    With as many as there are steps, there is one at the end only."""
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -156,7 +156,7 @@ class _Run:
     def train(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Result:
         config, engine, trainer = self._config, self._trainer.engine, self._trainer
         try:
-            if engine.num_steps == 0:
+            if engine.num_steps == 0 and config.evaluation_interval < config.steps:
                 self._evaluate()
             while engine.num_steps < config.steps:
                 self._losses.append(trainer.step())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -112,7 +113,7 @@ def _finders(config: RunConfig, task: Task) -> dict[str, Any]:
             temperature="auto" if config.temperature is None else config.temperature,
         )
     elif config.controller == "anchored":
-        controller = hdet.AnchoredController(repeats_after=num_steps_per_epoch)
+        controller = hdet.AnchoredController(repeats_after=num_steps_per_epoch or math.inf)
     repeats = num_steps_per_epoch is not None and config.steps > num_steps_per_epoch
     scout = hdet.Scout(fraction=config.scout_fraction, data_repeats=repeats) if config.scout else None
     return {"controller": controller, "scout": scout}

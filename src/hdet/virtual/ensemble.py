@@ -45,7 +45,8 @@ class VirtualEnsemble:
         join_equal: while replicas do not differ (no spread, one shared gradient), compute them as one, on all
             their batches joined along the first dimension. The same mean gradient where the loss is a mean
             over examples and the batches have one size, at a fraction of the time; not with BatchNorm.
-        probe: ``probe(model)``, the loss that replicas are compared by, evaluated for each at every sync.
+        probe: ``probe(model)``, the loss that replicas are compared by, evaluated for each at every sync if
+            they differ.
         **settings: everything else that :class:`hdet.Ensemble` takes.
 
     >>> model = nn.Linear(2, 1)
@@ -215,7 +216,10 @@ class _Engine(Ensemble):
     ) -> None:
         self._stack, self._virtual_moments, self._score = stack, virtual_moments, score
         self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
-        self._loss_sums: Tensor | None = None
+        device = stack.matrices[0].device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._loss_sums = torch.zeros(3, num_replicas, dtype=dtype, device=device)
+        self._losses: list[Tensor] = []
         self.rows_differ = True
         self.num_updates = 0
         """Optimizer steps, as Adam's bias correction counts them."""
@@ -240,7 +244,7 @@ class _Engine(Ensemble):
             dial.set_fields(1.0)  # the optimizer holds the base
 
     def hyper_of_group(self, index: int, matrix: Tensor) -> Hyper:
-        """The hyperparameters of a group, each a column with one entry per replica, or a number for one."""
+        """The hyperparameters of a group, each a number, or a column with one entry per replica."""
         group = self.optimizer.param_groups[index]
         shared = {
             key: group[key] for key in ("lr", "weight_decay", "momentum", "dampening", "eps") if key in group
@@ -253,11 +257,11 @@ class _Engine(Ensemble):
             for i, field in enumerate(dial.fields):
                 if not field.is_static and field.group_index == index:
                     columns[field.column] = [dial.value_with(rho, i) for rho in self._rows[dial.name][:count]]
-        if count == 1 and matrix.dtype in (torch.float32, torch.float64):
-            return {key: value for key, (value,) in columns.items()}
-        dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
+        may_be_numbers = matrix.dtype in (torch.float32, torch.float64)
         return {
-            key: torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)
+            key: values[0]
+            if may_be_numbers and len(set(values)) == 1
+            else torch.tensor(values, dtype=self._loss_sums.dtype, device=matrix.device).unsqueeze(1)
             for key, values in columns.items()
         }
 
@@ -293,7 +297,7 @@ class _Engine(Ensemble):
 
     def restart_at(self, num_steps: int, *, narrow: bool = True) -> None:
         """See :class:`Ensemble`."""
-        self._loss_sums = None
+        self._forget_losses()
         super().restart_at(num_steps, narrow=narrow)
 
     # --- the anchored controller: on the mean of the replicas ------------------------------------------
@@ -330,8 +334,7 @@ class _Engine(Ensemble):
             self._score_all()
             scores = self._scores
         else:
-            sums = torch.zeros(3, self.replicas.count) if self._loss_sums is None else self._loss_sums
-            means = [LossSum(*column).mean for column in sums.t().tolist()]
+            means = [losses.mean for losses in self._take_all_losses()]
             scores = [math.nan if mean is None else mean for mean in means]
         are_finite = self._are_healthy()
         return [s if ok and math.isfinite(s) else None for s, ok in zip(scores, are_finite, strict=True)]
@@ -350,7 +353,8 @@ class _Engine(Ensemble):
             rows.copy_(lead.expand_as(rows))
 
     def _forget_losses(self) -> None:
-        self._loss_sums = None
+        self._losses.clear()
+        self._loss_sums.zero_()
 
     def _restore_snapshot(self) -> None:
         # The user's model is written at syncs only: it still holds the initial weights.
@@ -370,12 +374,17 @@ class _Engine(Ensemble):
     # --- a round -------------------------------------------------------------------------------------
 
     def take_losses(self, losses: Tensor) -> None:
-        """Add one loss per replica, on the device."""
+        """Take one loss per replica, on the device."""
+        self._losses.append(losses)
+        if len(self._losses) == 64:  # many at once: each operation costs more than its arithmetic
+            self._add_losses()
+
+    def _add_losses(self) -> None:
+        losses = torch.stack(self._losses).to(self._loss_sums)
         finite = torch.isfinite(losses)
-        row = torch.stack(
-            [torch.where(finite, losses, 0.0), finite.to(losses.dtype), (~finite).to(losses.dtype)]
-        )
-        self._loss_sums = row.double() if self._loss_sums is None else self._loss_sums + row
+        rows = torch.stack([torch.where(finite, losses, 0.0), finite.to(losses), (~finite).to(losses)])
+        self._loss_sums += rows.sum(dim=1)
+        self._losses.clear()
 
     @property
     def _has_others(self) -> bool:
@@ -392,13 +401,19 @@ class _Engine(Ensemble):
         return 0.0
 
     def _take_all_losses(self) -> list[LossSum]:
-        sums = torch.zeros(3, self.replicas.count) if self._loss_sums is None else self._loss_sums
-        self._loss_sums = None
-        return [LossSum(*column) for column in sums.t().tolist()]
+        if self._losses:
+            self._add_losses()
+        taken = [LossSum(*column) for column in self._loss_sums.t().tolist()]
+        self._forget_losses()
+        return taken
 
     def _exchange_signals(self, signals: list[float]) -> list[list[float]]:
         self._measure.put(self._take_all_losses())
         return [signals]
+
+    @property
+    def _uses_probe(self) -> bool:
+        return self.rows_differ or super()._uses_probe
 
     def _exchange(self, probe_loss: float | None) -> dict[int, str]:
         return self._measure.take(

@@ -15,8 +15,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 __all__ = ["Hyper", "Moments", "rule_for"]
 
 Hyper = Mapping[str, Any]
-"""Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or,
-where a single row is computed, a number, which is faster."""
+"""Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or a
+number where all have the same, which is faster."""
 
 Moments = dict[str, Tensor]
 
@@ -53,18 +53,17 @@ def sgd(
     flags: Mapping[str, object],
 ) -> None:
     """Stochastic gradient descent, with momentum where it is above zero."""
-    lr, decay = (_working(hyper[key], parameters) for key in ("lr", "weight_decay"))
-    direction = gradient + decay * parameters
+    direction = _with_decay(gradient, parameters, hyper)
     if flags["has_momentum"]:
         momentum = _working(hyper["momentum"], parameters)
         if "momentum_buffer" in moments:
-            buffer = moments["momentum_buffer"]
-            buffer.mul_(momentum).add_(_working(1 - hyper["dampening"], parameters) * direction)
+            buffer = moments["momentum_buffer"].mul_(momentum)
+            _add(buffer, direction, 1 - hyper["dampening"])
         else:
             buffer = direction.expand_as(parameters).to(parameters.dtype, copy=True)
             moments["momentum_buffer"] = buffer
         direction = direction + momentum * buffer if flags["nesterov"] else buffer
-    parameters.sub_(lr * direction)
+    _add(parameters, direction, -hyper["lr"])
 
 
 def adam(
@@ -81,10 +80,10 @@ def adam(
         moments["exp_avg_sq"] = torch.zeros_like(parameters)
     first, second = moments["exp_avg"], moments["exp_avg_sq"]
     beta1, beta2 = hyper["beta1"], hyper["beta2"]
-    if flags["is_decoupled"]:
+    if not flags["is_decoupled"]:
+        gradient = _with_decay(gradient, parameters, hyper)
+    elif _is_column(hyper["weight_decay"]) or hyper["weight_decay"]:
         parameters.mul_(_working(1 - hyper["lr"] * hyper["weight_decay"], parameters))
-    else:
-        gradient = gradient + _working(hyper["weight_decay"], parameters) * parameters
     rate = _working(1 - beta1, parameters)
     dtype = torch.float64 if parameters.dtype == torch.float64 else torch.float32
     if first.dtype == dtype:
@@ -103,11 +102,30 @@ def adam(
     parameters.sub_(scratch.mul_(_working(hyper["lr"] / (1 - beta1**step), parameters)))
 
 
+def _with_decay(gradient: Tensor, parameters: Tensor, hyper: Hyper) -> Tensor:
+    decay = hyper["weight_decay"]
+    if not _is_column(decay) and decay == 0:
+        return gradient
+    return gradient + _working(decay, parameters) * parameters
+
+
+def _add(target: Tensor, values: Tensor, factor: Any) -> None:
+    """``target += factor * values``; for a number without memory of its own."""
+    if _is_column(factor):
+        target.add_(_working(factor, target) * values)
+    else:
+        target.add_(values, alpha=factor)
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
 def _working(column: Any, parameters: Tensor) -> Any:
     """A column in the precision of the arithmetic: half precisions are computed in float32.
 
     In bfloat16 a beta of 0.999 would be one.
     """
-    if not isinstance(column, Tensor):
+    if not _is_column(column):
         return column
     return column.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
@@ -18,17 +19,40 @@ __all__ = ["Stack", "join"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
+_T = TypeVar("_T")
 
-class _Calls(nn.Module):
-    """A module whose forward calls a function of the model, so that parameters can be swapped for it."""
+
+class _Slots:
+    """Where a model holds its tensors, looked up once, so that others can be put there for one call.
+
+    As ``torch.func.functional_call`` does, which looks everything up at every call.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+        self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        names = {id(tensor): name for name, tensor in (self.parameters | self.buffers).items()}
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                for key, tensor in held.items():
+                    if tensor is not None:  # a tensor with two names has two places
+                        self._places[names[id(tensor)]].append((held, key))
 
-    def forward(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, dict[str, Tensor]]:
-        # Buffers are returned too: a model may change them in place or put new ones in their place.
-        return function(self.model, *arguments), dict(self.named_buffers())
+    def call(self, function: Callable[[], _T], tensors: Mapping[str, Tensor]) -> tuple[_T, dict[str, Tensor]]:
+        """Call the function with these tensors in place.
+
+        Buffers are returned too: a model may change them in place or put new ones in their place.
+        """
+        places = [(place, tensor) for name, tensor in tensors.items() for place in self._places[name]]
+        before = [held[key] for (held, key), _ in places]
+        try:
+            for (held, key), tensor in places:
+                held[key] = tensor
+            result = function()
+            return result, {name: held[key] for name in self.buffers for held, key in self._places[name][:1]}
+        finally:
+            for ((held, key), _), tensor in zip(places, before, strict=True):
+                held[key] = tensor
 
 
 class Stack:
@@ -45,10 +69,10 @@ class Stack:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, loss: Loss, *, num_replicas: int, vectorize: bool
     ) -> None:
-        self._calls = _Calls(model)
+        self._model, self._slots = model, _Slots(model)
         self._loss, self._vectorize = loss, vectorize
         self._num_replicas = num_replicas
-        self._templates = dict(self._calls.named_parameters())
+        self._templates = self._slots.parameters
         names = {parameter: name for name, parameter in self._templates.items()}
         self.matrices: list[Tensor] = []
         self._places: list[list[tuple[str, torch.Size]]] = []
@@ -75,17 +99,9 @@ class Stack:
         self._fixed = {name: p.detach() for name, p in self._templates.items() if name not in held}
         self.buffers = {
             name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
-            for name, buffer in self._calls.named_buffers()
+            for name, buffer in self._slots.buffers.items()
         }
         self._leaves: dict[int, dict[str, Tensor]] = {}
-        self._template_buffers = dict(self._calls.named_buffers())
-        # Looking for tensors with two names takes a while, and is the same every time.
-        named = [*self._templates, *self._template_buffers]
-        every = [
-            *self._calls.named_parameters(remove_duplicate=False),
-            *self._calls.named_buffers(remove_duplicate=False),
-        ]
-        self._has_ties = len(every) > len(named)
 
     def losses_and_gradients(
         self, batches: Any, *, is_common: bool, before: Callable[[int], None], num_rows: int
@@ -106,10 +122,7 @@ class Stack:
 
     def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
-            arguments = (self._loss, batch)
-            state = {**self._fixed, **trained, **buffers}
-            loss, changed = functional_call(self._calls, state, arguments, tie_weights=self._has_ties)
-            return _scalar(loss), changed
+            return self._slots.call(partial(self._loss_of, batch), {**self._fixed, **trained, **buffers})
 
         if not is_common:
             batches = pytree.tree_map(
@@ -143,11 +156,11 @@ class Stack:
             before(r)
             leaves = self._leaves_of(r)
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
-            state = {**self._fixed, **leaves, **buffers}
+            batch = batches if is_common else batches[r]
             with torch.enable_grad():
-                arguments = (self._loss, batches if is_common else batches[r])
-                loss, changed = functional_call(self._calls, state, arguments, tie_weights=self._has_ties)
-                loss = _scalar(loss)
+                loss, changed = self._slots.call(
+                    partial(self._loss_of, batch), {**self._fixed, **leaves, **buffers}
+                )
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             losses.append(loss.detach())
             for name, buffer in changed.items():
@@ -160,21 +173,28 @@ class Stack:
                 torch.cat(flat, out=matrix[r])
         return torch.stack(losses)
 
+    def _loss_of(self, batch: Any) -> Tensor:
+        loss = self._loss(self._model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss must return a tensor with one element, got {shape}: return its mean")
+        return loss.reshape(())
+
     @torch.no_grad()
     def scores(
         self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None], num_rows: int
     ) -> list[float]:
         """``score(model)`` with the parameters of each of the first replicas, in evaluation mode."""
-        modes = [(module, module.training) for module in self._calls.modules()]
-        self._calls.eval()
+        modes = [(module, module.training) for module in self._model.modules()]
+        self._model.eval()
         views = self._views(self.matrices)
         try:
             result = []
             for r in range(num_rows):
                 before(r)
-                state = {**self._fixed, **{n: v[r] for n, v in views.items()}}
-                state |= {n: b[r].clone() for n, b in self.buffers.items()}
-                value, _ = functional_call(self._calls, state, (score,), tie_weights=self._has_ties)
+                tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
+                tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
+                value, _ = self._slots.call(partial(score, self._model), tensors)
                 result.append(float(value))
         finally:
             for module, mode in modes:
@@ -206,7 +226,7 @@ class Stack:
         for name, view in self._views(self.matrices).items():
             self._templates[name].copy_(view[replica])
         for name, buffer in self.buffers.items():
-            self._template_buffers[name].copy_(buffer[replica])
+            self._slots.buffers[name].copy_(buffer[replica])
 
     @torch.no_grad()
     def read_template(self, replica: int | None = None) -> None:
@@ -215,7 +235,7 @@ class Stack:
         for name, view in self._views(self.matrices).items():
             view[rows].copy_(self._templates[name].expand_as(view[rows]))
         for name, buffer in self.buffers.items():
-            buffer[rows].copy_(self._template_buffers[name].expand_as(buffer[rows]))
+            buffer[rows].copy_(self._slots.buffers[name].expand_as(buffer[rows]))
 
     def _leaves_of(self, replica: int) -> dict[str, Tensor]:
         """The parameters of a replica, to differentiate by; they share the memory of the matrices."""
@@ -236,10 +256,3 @@ class Stack:
 def join(batches: Sequence[Any]) -> Any:
     """One batch out of several, along the first dimension of every tensor."""
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches) if len(batches) > 1 else batches[0]
-
-
-def _scalar(loss: Tensor) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"loss must return a tensor with one element, got {shape}: return its mean")
-    return loss.reshape(())

@@ -81,11 +81,17 @@ def test_the_table():
         "",
         "| method | x1 | x10 | runs | time |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| best_of_sweep | 1.000 ± 0.707 | 1.000 ± 0.707 | 3 | 2.00 |",
-        "| plain_linear | 1.000 ± 0.707 | diverged 1/2 | 1 | 1.00 |",
-        "| dog | 1.500 ± 0.354 | 1.500 ± 0.354 | 1 | 1.00 |",
-        "| hdet_log | 1.050 ± 0.071 | 1.500 | 1 | 2.00 |",
+        "| best_of_sweep | 1.000 ± 0.707 | 1.000 ± 0.707 | 3 | ~2.00 |",
+        "| plain_linear | 1.000 ± 0.707 | diverged 1/2 | 1 | ~1.00 |",
+        "| dog | 1.500 ± 0.354 | 1.500 ± 0.354 | 1 | ~1.00 |",
+        "| hdet_log | 1.050 ± 0.071 | 1.500 | 1 | ~2.00 |",
     ]
+
+
+def test_a_time_that_was_measured_in_turn_stands_for_all_others():
+    (case,) = Comparison([*SWEEP, *RUNS[:-1], RUNS[-1] | {"relative_seconds": 1.25}]).cases
+    dog = next(row for row in case.rows if row.method == "dog")
+    assert (dog.relative_seconds, dog.time) == (1.25, "1.25")
 
 
 def test_a_table_of_nothing_much():
@@ -161,6 +167,23 @@ def test_what_is_there_is_not_run_again(tmp_path, counted):
         "dog",
     ]
     assert read_comparison([tmp_path, tmp_path]).cases == more.cases  # twice the same runs are the same runs
+
+
+def test_times_are_measured_once_and_change_nothing_else(tmp_path, counted, monkeypatch):
+    first = compare([TINY], **settings(seeds=1), folder=tmp_path)
+    timed = compare([TINY], **settings(seeds=1), folder=tmp_path, is_timed=True)
+    assert timed.is_complete
+    found = [record for record in timed.records if "relative_seconds" in record]
+    assert [(record["method"], record["start"]) for record in found] == [("plain_linear", 1), ("dog", None)]
+    assert all(0.1 < record["relative_seconds"] < 10 for record in found)
+    assert [row.time[0] for row in timed.cases[0].rows[1:]] != ["~", "~"]
+    for before, after in zip(first.records, timed.records, strict=True):
+        assert after == before | {key: after[key] for key in after.keys() & {"relative_seconds"}}
+
+    monkeypatch.setattr(ledger, "seconds_in_turn", lambda *_: pytest.fail("it was there"))
+    made = len(counted)
+    assert compare([TINY], **settings(seeds=1), folder=tmp_path, is_timed=True).cases == timed.cases
+    assert len(counted) == made
 
 
 def test_a_stop_keeps_what_is_done(tmp_path, counted):

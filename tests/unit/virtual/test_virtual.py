@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.virtual.rules import rule_for
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -323,6 +324,68 @@ def test_buffers_that_are_replaced_are_kept(vectorize: bool) -> None:
     for _ in range(3):
         ensemble.step(torch.ones(5, 3))
     assert model.n == 3
+
+
+@pytest.mark.parametrize("join_equal", [True, False])
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_a_tensor_with_two_names_is_one(vectorize: bool, join_equal: bool) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+            self.register_buffer("scale", torch.full((), 0.5))
+            self.same_scale = self.scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.same_scale * self.second(self.first(x).tanh()) - 1
+
+    torch.manual_seed(0)
+    model, other = Tied(), Tied()
+    other.load_state_dict(model.state_dict())
+    ensemble = build(model, vectorize=vectorize, join_equal=join_equal, explore=[hdet.LearningRate(0.0)])
+    optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
+    for _ in range(3):
+        ensemble.step(torch.ones(5, 3))
+        loss_of(other, torch.ones(5, 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.second.weight is model.first.weight
+    torch.testing.assert_close(model.first.weight, other.first.weight, rtol=1e-5, atol=1e-7)
+
+
+def test_an_error_in_the_loss_leaves_the_model_its_own_tensors() -> None:
+    def fails(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of luck")
+
+    model = nn.BatchNorm1d(3)
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    ensemble = build(model, loss=fails, vectorize=False)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        ensemble.step(torch.ones(5, 3))
+    now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(now[name] is tensor for name, tensor in held.items())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_number_for_all_rows_is_a_column_of_it(kind: Any, decay: float) -> None:
+    rule = rule_for(kind([nn.Parameter(torch.zeros(1))]))
+    generator = torch.Generator().manual_seed(0)
+    hyper = {"lr": 0.1, "weight_decay": decay, "momentum": 0.9, "dampening": 0.25, "eps": 1e-8}
+    hyper |= {"beta1": 0.9, "beta2": 0.99}
+    flags = {"has_momentum": True, "nesterov": False, "is_decoupled": kind is torch.optim.AdamW}
+    columns = {key: torch.full((2, 1), value, dtype=torch.float64) for key, value in hyper.items()}
+    start = torch.randn(2, 5, generator=generator)
+    results = []
+    for values in (hyper, columns):
+        parameters, moments = start.clone(), {}
+        draws = torch.Generator().manual_seed(1)
+        for step in range(1, 4):
+            rule(parameters, torch.randn(2, 5, generator=draws), moments, values, step, flags)
+        results.append(parameters)
+    assert not torch.equal(results[0], start)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("vectorize", [True, False])

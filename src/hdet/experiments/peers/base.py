@@ -111,6 +111,7 @@ class Method:
         extra: the extra of hdet that brings it.
         uses_start: whether anything depends on the starting learning rate.
         is_default: whether a comparison has it that names no methods.
+        runs_here: whether it trains in this process, and so can be timed step by step.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Method:
     extra: str = "peers"
     uses_start: bool = True
     is_default: bool = True
+    runs_here: bool = True
 
     def require(self) -> None:
         """Raise if the package that it needs is missing."""

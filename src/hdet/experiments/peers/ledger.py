@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ import hdet
 from hdet.core.checks import require_count
 from hdet.errors import HdetError
 from hdet.experiments.peers import METHODS
+from hdet.experiments.peers.base import Job
+from hdet.experiments.peers.timing import seconds_in_turn
 from hdet.experiments.task import Task, load_task
 
-__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "task_of", "train_one"]
+__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "task_of", "timed_in_turn", "train_one"]
 
 Record = dict[str, Any]
 
@@ -95,8 +98,8 @@ class Ledger:
         return _key(spec, self._names) in self._records
 
     def add(self, record: Record) -> None:
-        """Append a run, complete on disk before this returns."""
-        record = record | {"hdet": hdet.__version__} | ({"commit": _commit()} if _commit() else {})
+        """Append a run, complete on disk before this returns; one that is there already gives way."""
+        record = {"hdet": hdet.__version__} | ({"commit": _commit()} if _commit() else {}) | record
         line = json.dumps(record, allow_nan=False) + "\n"
         is_cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         with self.path.open("a", encoding="utf-8") as file:
@@ -208,6 +211,23 @@ def _train_one(spec: Record) -> Record:
         "seconds": outcome.seconds,
         "diverged": outcome.diverged,
     }
+
+
+def timed_in_turn(record: Record) -> Record:
+    """A run's record, with its wall-clock over that of a plain run that takes turns with it."""
+    task = task_of(record)
+    job = Job(
+        task=task,
+        start_lr=task.learning_rate if record["lr"] is None else record["lr"],
+        steps=record["steps"],
+        seed=record["seed"],
+        num_replicas=record["replicas"],
+        optimizer_kind=record["optimizer"],
+    )
+    plain = METHODS["plain_linear"]
+    seconds_in_turn([plain], replace(job, steps=5))  # the first steps of a process take their time
+    ours, theirs = seconds_in_turn([METHODS[record["method"]], plain], job)
+    return record if ours is None or theirs is None else record | {"relative_seconds": ours / theirs}
 
 
 def task_of(spec: Mapping[str, Any]) -> Task:

@@ -195,5 +195,6 @@ METHODS = (
         package="ray",
         extra="ray",
         is_default=False,
+        runs_here=False,
     ),
 )

@@ -12,7 +12,18 @@ from typing import Any
 from hdet.experiments.peers import METHODS
 from hdet.experiments.peers.ledger import SWEEP, Record
 
-__all__ = ["BASELINE", "CASE", "Case", "Cell", "Comparison", "Row", "by_case", "case_title", "loss_of"]
+__all__ = [
+    "BASELINE",
+    "CASE",
+    "Case",
+    "Cell",
+    "Comparison",
+    "Row",
+    "by_case",
+    "case_title",
+    "is_timed_run",
+    "loss_of",
+]
 
 CASE = ("task", "task_options", "optimizer", "steps", "replicas")
 """The fields that runs must share to be compared."""
@@ -66,6 +77,15 @@ class Row:
     """Runs of the given length that it takes."""
     relative_seconds: float | None
     """Its wall-clock over that of one plain run."""
+    is_timed: bool = False
+    """Whether the two took turns, so that it can be trusted."""
+
+    @property
+    def time(self) -> str:
+        """For a table; a tilde before what cannot be trusted."""
+        if self.relative_seconds is None:
+            return "-"
+        return ("" if self.is_timed else "~") + f"{self.relative_seconds:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +185,11 @@ def _case(records: Sequence[Record]) -> Case:
                 for start in starts
                 if (here := [r for r in runs if r["start"] in (start, None)])
             }
-            seconds = [record["seconds"] for record in runs if not record["diverged"]]
-            rows.append(
-                Row(method.name, cells, method.cost, statistics.fmean(seconds) / unit if seconds else None)
-            )
+            times = [record["relative_seconds"] for record in runs if is_timed_run(record)]
+            is_timed = bool(times)
+            times = times or [record["seconds"] / unit for record in runs if not record["diverged"]]
+            time = statistics.fmean(times) if times else None
+            rows.append(Row(method.name, cells, method.cost, time, is_timed))
     return Case(
         **case,
         seeds=sorted(full[best_lr]),
@@ -178,6 +199,11 @@ def _case(records: Sequence[Record]) -> Case:
         starts=starts,
         rows=rows,
     )
+
+
+def is_timed_run(record: Record) -> bool:
+    """Whether a run's wall-clock was measured in turn with a plain run's."""
+    return record.get("relative_seconds") is not None
 
 
 def loss_of(record: Record) -> float:
