@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.core.anchored import measuring_interval, next_control
+from hdet.experiments.peers import METHODS
+from hdet.experiments.peers.base import Job
+from hdet.experiments.peers.timing import seconds_in_turn
+from hdet.experiments.task import load_task
 from hdet.replicas import Averager, Replicas
 from tests.helpers.replicas import run_replicas
 
@@ -356,6 +361,27 @@ def _measured_share(total_steps: int) -> float:
     return count / total_steps
 
 
+def finder_rows() -> list[Row]:
+    """What ``hdet run`` does, scout and anchored controller, against plain training: whole runs in turn."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, options, lr in (
+        ("charlm", {}, 0.05623),
+        ("charlm", {"width": 64, "num_layers": 2, "length": 64}, 0.01778),
+        ("feed", {}, 0.01),
+    ):
+        task = load_task(name, options)
+        size = sum(p.numel() for p in task.build_model(0).parameters())
+        job = Job(task=task, start_lr=lr, steps=1000, seed=0, num_replicas=8, optimizer_kind="adamw")
+        methods = [METHODS["plain_linear"], METHODS["hdet_both"]]
+        seconds_in_turn(methods[:1], replace(job, steps=20))
+        pairs = [seconds_in_turn(methods, job) for _ in range(3)]
+        plain, ours = ([seconds or math.nan for seconds in column] for column in zip(*pairs, strict=True))
+        what = f"a run of {name} that finds its learning rate over a plain run, {size:,} parameters"
+        rows.append(_row(f"{what}, 1000 steps", 1.03, ours, plain, "s"))
+    return rows
+
+
 # --- virtual replicas -------------------------------------------------------------------------------
 
 
@@ -459,6 +485,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "memory": memory_rows,
     "run": run_rows,
     "anchored": anchored_rows,
+    "finders": finder_rows,
     "virtual": virtual_rows,
     "import": import_rows,
 }

@@ -348,20 +348,24 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _ceiling(state: ScoutState) -> float:
-    """Between the first factor above the best that spoilt its weights, and the last one before it."""
+    """Between the first factor above the best that spoilt its weights, and the last one before it.
+
+    Where the second stage has tested, a short trial of the first that did badly does not count.
+    """
     wide = _points(state, slice(state.num_wide))
     untrained, lead = wide[0][1], min(score for _, score in wide)
     worst = [untrained, lead + _SPOILT * (untrained - lead)]  # by stage
-    trials = [
-        (factor, score is None or score > worst[i >= state.num_wide])
-        for i, (factor, score) in enumerate(zip(state.factors, state.scores, strict=True))
-    ]
+    tested_again = max(state.factors[state.num_wide :], default=0.0)
     stable = state.chosen
-    for factor, is_spoilt in sorted(trials):
-        if factor >= state.chosen:
-            if is_spoilt:
-                return math.sqrt(stable * factor)
-            stable = factor
+    trials = enumerate(zip(state.factors, state.scores, strict=True))
+    for i, (factor, score) in sorted(trials, key=lambda trial: trial[1][0]):
+        is_narrow = i >= state.num_wide
+        is_spoilt = score is None or score > worst[is_narrow]
+        if factor < state.chosen or (is_spoilt and not is_narrow and factor < tested_again):
+            continue
+        if is_spoilt:
+            return math.sqrt(stable * factor)
+        stable = factor
     return math.inf
 
 

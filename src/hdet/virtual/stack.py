@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
@@ -53,6 +53,13 @@ class _Slots:
         finally:
             for ((held, key), _), tensor in zip(places, before, strict=True):
                 held[key] = tensor
+
+
+class _Leaves(NamedTuple):
+    """What is differentiated by, and where the results go: parts of the matrices, in their own memory."""
+
+    weights: dict[str, Tensor]
+    gradients: list[Tensor]
 
 
 class Stack:
@@ -101,7 +108,7 @@ class Stack:
             name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
             for name, buffer in self._slots.buffers.items()
         }
-        self._leaves: dict[int, dict[str, Tensor]] = {}
+        self._leaves: dict[int | None, _Leaves] = {}
 
     def losses_and_gradients(
         self, batches: Any, *, is_common: bool, before: Callable[[int], None], num_rows: int
@@ -128,14 +135,14 @@ class Stack:
             batches = pytree.tree_map(
                 lambda *leaves: torch.stack(list(map(torch.as_tensor, leaves))), *batches
             )
-        every = vmap(
-            grad_and_value(one, has_aux=True),
-            in_dims=(0, 0, None if is_common else 0),
-            randomness="different",
-        )
+        every = vmap(one, in_dims=(0, 0, None if is_common else 0), randomness="different")
+        leaves = self._leaves_of(None)
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # other attention kernels have no batching rule everywhere
-                gradients, (losses, buffers) = every(self._views(self.matrices), self.buffers, batches)
+            # Other attention kernels have no batching rule everywhere.
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                losses, buffers = every(leaves.weights, self.buffers, batches)
+                # A loss depends on its own row alone: the gradient of the sum is that of each.
+                self._differentiate(losses.sum(), leaves)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotVectorizeError(
@@ -143,9 +150,6 @@ class Stack:
                 "can_vectorize = False) to run them one after the other"
             ) from error
         self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
-        for matrix, places in zip(self._gradient_matrices, self._places, strict=True):
-            parts = [gradients[name].reshape(self._num_replicas, -1) for name, _ in places]
-            torch.cat(parts, dim=1, out=matrix)
         return losses.detach()
 
     def _one_by_one(
@@ -159,19 +163,29 @@ class Stack:
             batch = batches if is_common else batches[r]
             with torch.enable_grad():
                 loss, changed = self._slots.call(
-                    partial(self._loss_of, batch), {**self._fixed, **leaves, **buffers}
+                    partial(self._loss_of, batch), {**self._fixed, **leaves.weights, **buffers}
                 )
-                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                self._differentiate(loss, leaves)
             losses.append(loss.detach())
             for name, buffer in changed.items():
                 if buffer is not buffers[name]:
                     self.buffers[name][r].copy_(buffer.detach())
-            gradients = dict(zip(leaves, found, strict=True))
-            for matrix, places in zip(self._gradient_matrices, self._places, strict=True):
-                parts = [(gradients[name], leaves[name]) for name, _ in places]
-                flat = [(torch.zeros_like(x) if g is None else g).reshape(-1) for g, x in parts]
-                torch.cat(flat, out=matrix[r])
         return torch.stack(losses)
+
+    def _differentiate(self, loss: Tensor, leaves: _Leaves) -> None:
+        found = torch.autograd.grad(loss, list(leaves.weights.values()), allow_unused=True)
+        places, gradients = [], []
+        for place, gradient in zip(leaves.gradients, found, strict=True):
+            if gradient is None:  # the loss does not depend on it
+                place.zero_()
+            elif gradient.dim() == 3 and gradient[0].numel() >= 3600 and not gradient.is_contiguous():
+                # Transposed, as linear layers give them: torch copies large ones fast, one at a time.
+                places += place.unbind()
+                gradients += gradient.unbind()
+            else:
+                places.append(place)
+                gradients.append(gradient)
+        torch._foreach_copy_(places, gradients)  # pyright: ignore[reportPrivateImportUsage]
 
     def _loss_of(self, batch: Any) -> Tensor:
         loss = self._loss(self._model, batch)
@@ -237,11 +251,16 @@ class Stack:
         for name, buffer in self.buffers.items():
             buffer[rows].copy_(self._slots.buffers[name].expand_as(buffer[rows]))
 
-    def _leaves_of(self, replica: int) -> dict[str, Tensor]:
-        """The parameters of a replica, to differentiate by; they share the memory of the matrices."""
+    def _leaves_of(self, replica: int | None) -> _Leaves:
+        """Of one replica, or of all."""
         if replica not in self._leaves:
-            views = self._views(self.matrices)
-            self._leaves[replica] = {n: v[replica].detach().requires_grad_() for n, v in views.items()}
+            weights, gradients = self._views(self.matrices), self._views(self._gradient_matrices)
+            if replica is not None:
+                weights, gradients = ({n: v[replica] for n, v in d.items()} for d in (weights, gradients))
+            self._leaves[replica] = _Leaves(
+                {name: view.detach().requires_grad_() for name, view in weights.items()},
+                [gradients[name] for name in weights],
+            )
         return self._leaves[replica]
 
     def _views(self, matrices: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -172,6 +172,16 @@ def test_the_scout_never_takes_more_than_half_of_the_run(num_replicas, share):
     assert state.is_found
 
 
+@pytest.mark.parametrize(("at_two", "ceiling"), [(0.30, math.sqrt(2.0 * 6.4)), (0.9, math.sqrt(1.0 * 2.0))])
+def test_where_both_stages_have_tested_the_second_decides_what_is_stable(at_two, ceiling):
+    # From far above: the lowest of the wide trials has trained, and 1.6 is worse than it within a few steps.
+    state = ScoutState(stage="narrow", factors=[0.1, 0.4, 1.6, 6.4], scores=[0.42, 0.41, 0.43, None])
+    state.num_wide, state.center, state.half_width, state.grid = 4, 0.5, math.log(4), [1.0] * 5
+    advance(state, [0.125, 0.25, 0.5, 1.0, 2.0], [0.38, 0.35, 0.30, 0.31, at_two], may_move=False)
+    assert state.stage == "done"
+    assert state.ceiling == pytest.approx(ceiling)
+
+
 def test_where_the_second_stage_fails_the_first_one_decides():
     state = ScoutState()
     factors = fan_factors(state, SETTINGS, 8)

@@ -118,7 +118,7 @@ class CharLM(Task):
 
     def probe_batch(self) -> tuple[Tensor, Tensor]:
         """Windows of held-out files that are not evaluated on."""
-        return self._windows(_corpus()[1], 128, torch.Generator().manual_seed(1))
+        return self._windows(_corpus()[1], 64, torch.Generator().manual_seed(1))
 
     def evaluation_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
         """The same windows of held-out files every time."""
