@@ -338,6 +338,26 @@ def test_finders_resume_on_ranks_to_the_bit():
         assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
 
 
+def _resumed_from_the_first_rank(rank, stop):
+    spread = [hdet.LearningRate(0.2)]
+    whole = train(Rank("adam", rank, None, ANCHORED, explore=spread))[1]
+    first = Rank("adam", rank, None, ANCHORED, explore=spread)
+    train(first, until=stop)
+    between = first.engine._anchor._num_summed
+    saved = [first.save()]
+    torch.distributed.broadcast_object_list(saved, src=0)
+    second = Rank("adam", rank, None, ANCHORED, explore=spread)
+    second.load(saved[0])
+    return whole, train(second)[1], between
+
+
+def test_replicas_that_differ_resume_from_one_checkpoint_to_the_bit():
+    found = run_replicas(_resumed_from_the_first_rank, 2, 120)
+    for whole, resumed, num_summed in found:
+        assert num_summed > 0  # the stop lies between two control times
+        assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
 def test_a_scout_that_was_begun_on_ranks_is_begun_again():
     for _, resumed, last in run_replicas(_resumed_on_rank, 2, "adam", None, 17):
         assert last == S

@@ -22,6 +22,7 @@ from hdet.core.anchored import (
     slowed,
     watch_loss,
 )
+from hdet.replicas import widest_float
 
 __all__ = ["Anchor", "decay_terms"]
 
@@ -68,12 +69,13 @@ class Anchor:
         self.average = [[x.clone() for x in group] for group in self._start]
         """E."""
         self._dial_of_tensor = [d for d, group in zip(dial_of_group, groups, strict=True) for _ in group]
-        self._sums = torch.zeros(
-            len(self._dial_of_tensor), dtype=torch.float64, device=self._start[0][0].device
-        )
+        where = self._start[0][0].device
+        self.sums = torch.zeros(len(self._dial_of_tensor), dtype=widest_float(where), device=where)
+        """Of the signal, by tensor; replicas that differ average them too, so that one's checkpoint is
+        everybody's."""
         self._rounding = None
         if settings.copy_in_bfloat16:
-            self._rounding = torch.Generator(self._start[0][0].device).manual_seed(0)
+            self._rounding = torch.Generator(where).manual_seed(0)
         self._num_summed = 0
         self._num_steps = self._last_control = 0
         self._next_control = next_control(0, total_steps)
@@ -117,16 +119,16 @@ class Anchor:
                 seen.append(place)
         if ahead:  # few operations for many tensors: a small one costs its call
             added = self._joined(ahead) - self._joined(behind)
-            if len(seen) == len(self._sums):
-                self._sums += added
+            if len(seen) == len(self.sums):
+                self.sums += added
             else:
-                self._sums[torch.tensor(seen, device=self._sums.device)] += added
+                self.sums[torch.tensor(seen, device=self.sums.device)] += added
         self._num_summed += 1
 
     def _joined(self, dots: list[Tensor]) -> Tensor:
         if len({(dot.dtype, dot.device) for dot in dots}) > 1:
-            dots = [dot.to(self._sums) for dot in dots]
-        return torch.stack(dots).to(self._sums)
+            dots = [dot.to(self.sums) for dot in dots]
+        return torch.stack(dots).to(self.sums)
 
     @torch.no_grad()
     def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
@@ -158,12 +160,12 @@ class Anchor:
         for place, (term, e, x0) in enumerate(tensors):
             if term is not None:
                 inner = torch.sum(term.to(e.device) * (e - x0))
-                self._sums[place] += self._num_summed * inner.to(self._sums)
+                self.sums[place] += self._num_summed * inner.to(self.sums)
 
     def own_signals(self) -> list[float]:
         """The mean signal since the last control time, as :meth:`control` takes it; waits for the device."""
         by_dial = [0.0] * self._num_dials
-        for dial, total in zip(self._dial_of_tensor, self._sums.tolist(), strict=True):
+        for dial, total in zip(self._dial_of_tensor, self.sums.tolist(), strict=True):
             by_dial[dial] += total / max(1, self._num_summed)
         return [sum(by_dial), *by_dial][: len(self._states)]
 
@@ -191,7 +193,7 @@ class Anchor:
                 self._states[i], self._signals[i] = anchored_update(
                     self._states[i], signal, log_time, self.settings, acts=acts, highest=highest
                 )
-        self._sums.zero_()
+        self.sums.zero_()
         self._num_summed = 0
         self._last_control = self._num_steps
         self._next_control = next_control(self._num_steps, self._total_steps)
@@ -221,7 +223,7 @@ class Anchor:
             "num_risen": self._num_risen,
             "start": [[x.cpu().clone() for x in group] for group in self._start],
             "average": [[x.cpu().clone() for x in group] for group in self.average],
-            "sums": self._sums.tolist(),
+            "sums": self.sums.tolist(),
             "rounding": None if self._rounding is None else self._rounding.get_state(),
             "counters": [self._num_summed, self._num_steps, self._last_control, self._next_control],
         }
@@ -242,9 +244,9 @@ class Anchor:
             for group, saved_group in zip(mine, saved, strict=True):
                 for i, value in enumerate(saved_group):
                     group[i] = value.to(group[i].device, group[i].dtype, copy=True)
-        self._sums.zero_()
-        if len(state["sums"]) == len(self._sums):
-            self._sums.copy_(torch.tensor(state["sums"], dtype=self._sums.dtype))
+        self.sums.zero_()
+        if len(state["sums"]) == len(self.sums):
+            self.sums.copy_(torch.tensor(state["sums"], dtype=self.sums.dtype))
         self._num_summed, self._num_steps, self._last_control, self._next_control = state["counters"]
         if self._rounding is not None and state.get("rounding") is not None:
             self._rounding.set_state(state["rounding"].cpu())

@@ -501,8 +501,9 @@ class Ensemble(Finders):
     def _converge(self, excluded: dict[int, str]) -> None:
         if self._explores:
             is_bad = self.replicas.index in excluded
+            signals = [] if self._anchor is None else [self._anchor.sums]
             self._averager.average_(
-                self._tensors() + self._buffers.tensors,
+                self._tensors() + self._buffers.tensors + signals,
                 contribute=not is_bad,
                 num_contributors=self.replicas.count - len(excluded),
             )

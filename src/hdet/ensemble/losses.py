@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hdet.replicas import widest_float
+
 __all__ = ["LossMeter", "LossSum"]
 
 
@@ -38,7 +40,7 @@ class _DeviceSum:
     num_slots = 256
 
     def __init__(self, device: torch.device) -> None:
-        dtype = torch.float32 if device.type == "mps" else torch.float64
+        dtype = widest_float(device)
         self.device = device
         self._row = torch.zeros(self.num_slots, dtype=dtype, device=device)
         self._slots = [self._row[i] for i in range(self.num_slots)]

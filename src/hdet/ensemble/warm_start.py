@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_choice, require_number
 from hdet.core.noise import noise_std
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, widest_float
 
 __all__ = ["warm_start"]
 
@@ -81,5 +81,4 @@ def warm_start(
 
 
 def _norm(parameter: Tensor) -> float:
-    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
-    return float(torch.linalg.vector_norm(parameter, dtype=dtype))
+    return float(torch.linalg.vector_norm(parameter, dtype=widest_float(parameter.device)))

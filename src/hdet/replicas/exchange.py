@@ -12,16 +12,19 @@ import torch.distributed as dist
 from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.group import Replicas
 
-__all__ = ["digest", "exchange", "require_same_settings"]
+__all__ = ["digest", "exchange", "require_same_settings", "widest_float"]
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Double precision where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def exchange(replicas: Replicas, message: Sequence[float]) -> list[list[float]]:
     """Every replica's message, in the order of the replicas. One collective; it waits for all."""
     if not replicas.communicates:
         return [list(message)]
-    device = replicas.device
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    mine = torch.tensor(message, dtype=dtype, device=device)
+    mine = torch.tensor(message, dtype=widest_float(replicas.device), device=replicas.device)
     all_of_them = [torch.empty_like(mine) for _ in range(replicas.count)]
     dist.all_gather(all_of_them, mine, group=replicas.process_group)
     return torch.stack(all_of_them).tolist()

@@ -18,7 +18,7 @@ from hdet.ensemble.anchor import decay_terms
 from hdet.ensemble.losses import LossSum
 from hdet.ensemble.scouting import Scouting
 from hdet.hyperparameters import Dial
-from hdet.replicas import Replicas
+from hdet.replicas import Replicas, widest_float
 from hdet.virtual.rules import Hyper, Moments, rule_for
 from hdet.virtual.stack import Stack, join
 
@@ -217,8 +217,7 @@ class _Engine(Ensemble):
         self._stack, self._virtual_moments, self._score = stack, virtual_moments, score
         self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
         device = stack.matrices[0].device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._loss_sums = torch.zeros(3, num_replicas, dtype=dtype, device=device)
+        self._loss_sums = torch.zeros(3, num_replicas, dtype=widest_float(device), device=device)
         self._losses: list[Tensor] = []
         self.rows_differ = True
         self.num_updates = 0
