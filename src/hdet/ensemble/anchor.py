@@ -134,13 +134,13 @@ class Anchor:
     def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """After a step: move E towards the weights."""
         weight = averaging_weight(self.settings, self._num_steps + 1, self._interval)
-        for parameters, average in zip(groups, self.average, strict=True):
-            here = [p.detach().to(e.device) for p, e in zip(parameters, average, strict=True)]
-            if self._rounding is None:
-                torch._foreach_lerp_(average, here, weight)  # pyright: ignore[reportPrivateImportUsage]
-            else:
-                for x, e in zip(here, average, strict=True):
-                    e.copy_(_rounded_at_random(e.float().lerp_(x.float(), weight), self._rounding))
+        average = list(_flat(self.average))
+        here = [p.detach().to(e.device) for p, e in zip(_flat(groups), average, strict=True)]
+        if self._rounding is None:
+            torch._foreach_lerp_(average, here, weight)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            for x, e in zip(here, average, strict=True):
+                e.copy_(_rounded_at_random(e.float().lerp_(x.float(), weight), self._rounding))
 
     def count_step(self) -> bool:
         """Last after a step; whether a control time has come. There is none once the gate is closed."""

@@ -130,7 +130,7 @@ def _time(
 ) -> bool:
     """Add its relative wall-clock to a run of each method, that from the best start; whether none is missing.
 
-    One is enough: a method takes the same time from every start.
+    One is enough: a method takes much the same time from every start.
     """
     for base, _ in bases:
         for method in methods:
