@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["RoundRecord"]
@@ -67,7 +67,7 @@ class RoundRecord:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(vars(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> RoundRecord:
