@@ -78,11 +78,20 @@ def test_it_leaves_torchs_generator_and_the_task_as_they_were():
 
 def test_ctrl_c_ends_all_of_them():
     def interrupting(job):
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in job.batches():  # for ever
-            time.sleep(0.001)
+        batches = job.batches()
+        try:
+            for step in range(10**6):
+                next(batches)
+                time.sleep(0.002)
+                if step == 15:
+                    os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            time.sleep(0.1)
+            ended.append("a")
 
+    ended = []
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         seconds_in_turn([Method(name="a", description="", run=interrupting), method("b", [])], JOB)
+    assert ended == ["a"]  # its thread has ended, and not only been given up
     assert threading.active_count() == before

@@ -47,10 +47,11 @@ def seconds_in_turn(methods: Sequence[Method], job: Job) -> list[float | None]:
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            relay.wait_for_all()
         finally:
+            # A join that Ctrl-C interrupts takes the thread for ended: wait for what they say themselves.
             relay.stop()
+            relay.wait_for_all(sum(thread.ident is not None for thread in threads))
             for thread in threads:
                 if thread.ident is not None:  # it was started
                     thread.join()
@@ -66,6 +67,7 @@ class _Relay:
     def __init__(self, num_places: int) -> None:
         self.seconds = [0.0] * num_places
         self._left, self._turn, self._since = list(range(num_places)), 0, 0.0
+        self._num_places, self._num_ended = num_places, 0
         self._is_stopped = False
         self._changed = threading.Condition()
 
@@ -93,6 +95,15 @@ class _Relay:
                 self.pass_on(place)
             else:
                 self.seconds[place] += time.perf_counter() - self._since
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
+
+    def wait_for_all(self, num_places: int | None = None) -> None:
+        """Until this many have left, all of them by default."""
+        wanted = self._num_places if num_places is None else num_places
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_ended >= wanted)
 
     def stop(self) -> None:
         """Nobody gets another turn."""
