@@ -226,7 +226,9 @@
     drawAll();
   };
   document.getElementById("theme").addEventListener("click", () => setTheme(root.dataset.theme === "dark" ? "light" : "dark"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+    if (!root.dataset.printing) setTheme(event.matches ? "dark" : "light"); // paper is light
+  });
 
   for (const run of document.querySelectorAll("details.run")) {
     run.addEventListener("toggle", () => run.open && drawAll(run, false));

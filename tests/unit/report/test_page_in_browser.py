@@ -79,6 +79,14 @@ class Visit:
         )
         self.page.wait_for_function("() => !document.querySelector('[open] .plot:not(.js-plotly-plot)')")
 
+    def emulate(self, **media: str) -> None:
+        """Change what the page is shown on, and wait until the page was told: two frames."""
+        self.page.emulate_media(**media)
+        self.page.evaluate("() => new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))")
+
+    def theme(self) -> str:
+        return self.page.evaluate("() => document.documentElement.dataset.theme")
+
     def close(self) -> None:
         self.page.close()
         assert self.trouble == []
@@ -148,7 +156,7 @@ def test_the_keyboard_reaches_everything(one: Visit) -> None:
     one.page.locator("#theme").focus()
     for expected in ("dark", "light"):
         one.page.keyboard.press("Enter")
-        assert one.page.evaluate("() => document.documentElement.dataset.theme") == expected
+        assert one.theme() == expected
     assert one.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
@@ -198,8 +206,7 @@ def test_dark_changes_page_and_charts(one: Visit) -> None:
     button.click()
     assert one.page.evaluate(look) == light
     for scheme, expected in (("dark", dark), ("light", light)):
-        one.page.emulate_media(color_scheme=scheme)
-        one.page.wait_for_selector(f"html[data-theme={scheme}]")
+        one.emulate(color_scheme=scheme)
         assert one.page.evaluate(look) == expected
 
 
@@ -246,16 +253,21 @@ def test_several_runs_are_compared_and_open_on_demand(several: Visit) -> None:
 
 def test_paper_shows_every_run_in_light_colours(several: Visit) -> None:
     num_open = several.page.locator("details.run[open]").count()
-    several.page.emulate_media(color_scheme="dark")
+    several.emulate(color_scheme="dark")
+    assert several.theme() == "dark"
     several.page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
-    several.page.emulate_media(media="print")
-    assert several.page.evaluate("() => document.documentElement.dataset.theme") == "light"
+    several.emulate(media="print")
+    for scheme in ("light", "dark"):  # browsers change it for paper; systems do at sunset
+        several.emulate(color_scheme=scheme)
+        assert several.theme() == "light"
     widths = several.page.evaluate(
         "() => [...document.querySelectorAll('.plot')].map((p) => p.querySelector('.main-svg').clientWidth)"
     )
     assert max(widths) < 700  # as wide as paper
     several.page.evaluate("() => dispatchEvent(new Event('afterprint'))")
-    several.page.emulate_media(media="screen", color_scheme="light")
+    assert several.theme() == "dark"
+    several.emulate(media="screen", color_scheme="light")
+    assert several.theme() == "light"
     assert several.page.locator("details.run[open]").count() == num_open
 
 
