@@ -91,7 +91,11 @@ def test_ctrl_c_ends_all_of_them():
 
     ended = []
     before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt):
-        seconds_in_turn([Method(name="a", description="", run=interrupting), method("b", [])], JOB)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            seconds_in_turn([Method(name="a", description="", run=interrupting), method("b", [])], JOB)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert ended == ["a"]  # its thread has ended, and not only been given up
     assert threading.active_count() == before
