@@ -325,7 +325,7 @@ def run_through_nan(rank: int) -> dict[str, Any]:
     model.register_comm_hook(None, hdet.finite_mean_hook)
     optimizer = make_optimizer("adam", parameter_groups(model, 1))
     records = hdet.Records()
-    ensemble = hdet.Ensemble(optimizer, sync_every=5, records=records)
+    ensemble = hdet.Ensemble(optimizer, sync_every=5, records=records, total_steps=10, average_tail=0.9)
     for t in range(10):
         if t == 2 and rank == 1:
             with torch.no_grad():
@@ -339,6 +339,7 @@ def test_a_replica_lost_in_mid_round_comes_back() -> None:
     assert all(torch.equal(r["parameters"], results[0]["parameters"]) for r in results)
     assert torch.isfinite(results[0]["parameters"]).all()
     assert [r.excluded for r in results[0]["records"]] == [{1: "parameters are not finite"}, {}]
+    assert [r.num_averaged_steps for r in results[0]["records"]] == [0, 9]  # though it was lost in the tail
 
 
 # --- moments ----------------------------------------------------------------------------------------
@@ -521,6 +522,7 @@ def run_resume(rank: int, kind: str, stop_at: int, until: int, checkpoint: bytes
             total_steps=30,
             controller=hdet.Controller(start=8),
             records=records,
+            average_tail=0.2,
         )
     begin = 0
     if checkpoint is not None:

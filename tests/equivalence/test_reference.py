@@ -38,7 +38,9 @@ RULES: dict[str, dict[str, Any]] = {
     "floor": {"decay": "floor", "temperature": "auto"},
     "log": {},
     "no controller": {},
+    "tail": {"average_tail": 0.2},
 }
+HAS_NO_CONTROLLER = ("no controller", "tail")
 
 
 def run_real(rank: int, optimizer_name: str, num_groups: int, rule: str) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def run_real(rank: int, optimizer_name: str, num_groups: int, rule: str) -> dict
             ensemble_lr_spread_ratio=SPREAD,
             model_sync_interval=EVERY,
             auto_lr_warmup_steps=START,
-            enable_auto_lr=rule != "no controller",
+            enable_auto_lr=rule not in HAS_NO_CONTROLLER,
             **RULES[rule],
             **common,
         )
@@ -105,7 +107,7 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
     plan = planned(num_groups)
     if rule == "log":
         plan[TOTAL] = plan[TOTAL - 1]  # after the end the plan stays
-    if rule == "no controller":
+    if rule in HAS_NO_CONTROLLER:
         plan[TOTAL] = [
             lr / 5 / 20 for lr in MAX_LR[num_groups]
         ]  # after its end OneCycleAutoLR stays at its floor
@@ -113,7 +115,7 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
     controller = None
     if rule == "log":
         controller = hdet.Controller(form="log", start=START)
-    elif rule != "no controller":
+    elif rule not in HAS_NO_CONTROLLER:
         chosen = RULES[rule]
         literal = equation8(5, 20, (TOTAL - START) / EVERY)
         controller = hdet.Controller(
@@ -135,6 +137,7 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         controller=controller,
         floors=[lr / 5 / 20 for lr in MAX_LR[num_groups]],
         seed=SEED,
+        average_tail=RULES[rule].get("average_tail", 0.0),
     )
 
 

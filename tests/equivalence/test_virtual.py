@@ -67,6 +67,7 @@ def settings(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "assignment": "latin",
         "records": hdet.Records(),
         "seed": 3,
+        "average_tail": 0.3 if name in ("momentum", "adamw") else 0.0,
     }
 
 

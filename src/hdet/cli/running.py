@@ -23,7 +23,7 @@ from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.reports import write_report
 from hdet.core.checks import require_number
 from hdet.core.scout import Scout, least_steps
-from hdet.experiments.config import RunConfig
+from hdet.experiments.config import ANNEAL_TO, AVERAGE_TAIL, RunConfig
 from hdet.experiments.folder import RunFolder
 from hdet.experiments.runner import Result, resume_hint, task_facts
 from hdet.experiments.runner import run as run_training
@@ -66,6 +66,17 @@ def run(
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     momentum: Annotated[float, typer.Option(help="Momentum of sgd.")] = 0.9,
     anneal: Annotated[str, typer.Option(help="After warmup: linear, cosine or none.")] = "linear",
+    anneal_to: Annotated[
+        float | None,
+        typer.Option(help="Share of the peak at which the anneal ends (default: 0.15 with a tail, else 0)."),
+    ] = None,
+    average_tail: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the steps, the last ones, whose weights are averaged into the final ones "
+            "(default: 0.075 with the anchored controller, else 0)."
+        ),
+    ] = None,
     warmup: Annotated[float, typer.Option(help="Share of the steps in which the LR rises.")] = 0.1,
     spread: Annotated[
         float | None,
@@ -132,8 +143,9 @@ def run(
     """Train once and write a report.
 
     First the scout: every replica tries another learning rate for a few steps, and training starts over with
-    what they found. Then the controller moves the plan. With --spread above 0, replicas train with different
-    learning rates, and average their parameters every T steps. Ctrl-C saves; `hdet resume` goes on.
+    what they found. Then the controller moves the plan, and the weights of the last steps are averaged. With
+    --spread above 0, replicas train with different learning rates, and average their parameters every T
+    steps. Ctrl-C saves; `hdet resume` goes on.
     """
     screen = _screen(is_json, quiet)
     with usage_errors():
@@ -143,6 +155,8 @@ def run(
         built = load_task(task, options)
         count = int(os.environ["WORLD_SIZE"]) if is_rank() else replicas
         num_steps = built.num_steps if steps is None else steps
+        if average_tail is None:
+            average_tail = AVERAGE_TAIL if controller == "anchored" else 0.0
         config = RunConfig(
             task=task,
             task_options=options,
@@ -154,6 +168,8 @@ def run(
             weight_decay=weight_decay,
             momentum=momentum,
             anneal=anneal,  # pyright: ignore[reportArgumentType]
+            anneal_to=(ANNEAL_TO if average_tail else 0.0) if anneal_to is None else anneal_to,
+            average_tail=average_tail,
             warmup=warmup,
             spread=(1 / 9 if controller in ("log", "paper") else 0.0) if spread is None else spread,
             per_group=controller == "anchored" and not explore if per_group is None else per_group,

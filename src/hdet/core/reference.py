@@ -16,6 +16,7 @@ from hdet.core.controller import Controller, ControllerState, log_update, paper_
 from hdet.core.decay import floor_matching, num_controlled_rounds
 from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
 from hdet.core.spread import multiplier_at
+from hdet.core.tail import tail_steps
 
 __all__ = ["Round", "Step", "Trace", "adam", "sgd", "train"]
 
@@ -67,6 +68,7 @@ def train(
     floors: Sequence[float] | None = None,
     assignment: str = "random",
     seed: int = 0,
+    average_tail: float = 0.0,
 ) -> Trace:
     """Train ``num_replicas`` copies with the method and return the full trace.
 
@@ -84,6 +86,7 @@ def train(
         floors: what each base decays to, for ``decay="floor"``.
         assignment: how replicas are placed in the spreads, see :func:`hdet.core.assign.assign`.
         seed: of the assignments.
+        average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
 
     Two replicas on the loss x^2 / 2, one a little faster than the plan and one a little slower:
 
@@ -103,6 +106,7 @@ def train(
     loss_sums = [0.0 for _ in replicas]
     num_losses = 0
     round_index = 0
+    tail: list[list[Array]] = []
     steps: list[Step] = []
     rounds: list[Round] = []
 
@@ -125,6 +129,8 @@ def train(
             for g in groups:
                 theta[r][g] = optimizer(theta[r][g], shared[g], slots[r][g], values[r][g])
         num_losses += 1
+        if t in tail_steps(total_steps, average_tail):
+            tail.append([sum(theta[r][g] for r in replicas) / num_replicas for g in groups])
 
         if t % sync_every and t != total_steps:
             continue
@@ -177,6 +183,8 @@ def train(
         # Reassign: the next round draws its own permutations.
         round_index += 1
 
+    if tail:
+        theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]
     return Trace(steps, rounds, theta)
 
 

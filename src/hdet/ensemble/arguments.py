@@ -36,6 +36,7 @@ def check_arguments(
     assignment: object,
     moments: object,
     probe: object,
+    average_tail: object,
 ) -> None:
     """Raise if an argument is of the wrong kind or out of range."""
     if not isinstance(optimizer, Optimizer):
@@ -91,6 +92,11 @@ def check_arguments(
     require_choice("moments", moments, ("auto", "average", "keep"))
     if probe is not None and not callable(probe):
         raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
+    if require_number("average_tail", average_tail, at_least=0, below=1) and total_steps is None:
+        raise ValueError(
+            "total_steps must be given to average the tail of the run, got None: pass it, or leave out "
+            "average_tail"
+        )
 
 
 def check_anchored(

@@ -17,6 +17,7 @@ from hdet.core.anchored import AnchoredController
 from hdet.core.assign import assign
 from hdet.core.controller import Controller
 from hdet.core.scout import Scout
+from hdet.core.tail import tail_steps
 from hdet.ensemble.arguments import check_anchored, check_arguments, check_controller
 from hdet.ensemble.clock import Clock
 from hdet.ensemble.finders import Finders
@@ -24,6 +25,7 @@ from hdet.ensemble.measure import Measure
 from hdet.ensemble.probe import run_probe
 from hdet.ensemble.scouting import check_scout
 from hdet.ensemble.steering import Steering, steer
+from hdet.ensemble.tail import Tail
 from hdet.ensemble.tensors import Buffers, averaged_tensors, layout_text, moments_differ, moments_of
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
 from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
@@ -87,6 +89,9 @@ class Ensemble(Finders):
         scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
             the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
             little faster afterwards, so that it ends with the last step all the same.
+        average_tail: share of the run, at its end, whose weights are averaged over time; after the last
+            step their mean takes the place of the weights, in one more copy of them. It does the last part
+            of an anneal, and does it better: let the plan end at about 0.15 of its peak with a tail of 0.075.
 
     >>> import torch
     >>> parameter = nn.Parameter(torch.zeros(2))
@@ -116,6 +121,7 @@ class Ensemble(Finders):
         moments: Literal["auto", "average", "keep"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
         scout: Scout | None = None,
+        average_tail: float = 0.0,
     ) -> None:
         if total_steps is None:
             total_steps = getattr(scheduler, "total_steps", None)
@@ -134,6 +140,7 @@ class Ensemble(Finders):
             assignment=assignment,
             moments=moments,
             probe=probe,
+            average_tail=average_tail,
         )
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -144,6 +151,7 @@ class Ensemble(Finders):
         self.seed = seed
         self.replicas = replicas if isinstance(replicas, Replicas) else Replicas.of(replicas)
         self._records = records
+        self._tail_steps = tail_steps(total_steps, average_tail) if total_steps is not None else range(0)
         self._averager = Averager(self.replicas, bucket_mib=bucket_mib)
 
         self._buffers = Buffers(model)
@@ -186,6 +194,7 @@ class Ensemble(Finders):
                 "moments": moments,
                 "probe": probe is not None,
                 "scout": scout,
+                "average_tail": average_tail,
                 "parameters": layout_text(averaged_tensors(optimizer, model) + self._buffers.tensors),
             },
         )
@@ -274,11 +283,18 @@ class Ensemble(Finders):
             return
         if self._anchor is not None:
             self._step_anchor(self._anchor)
-        if self._has_rounds and (self.num_steps % self.sync_every == 0 or self.num_steps == self.total_steps):
+        if self.num_steps in self._tail_steps:
+            self._take_into_tail()
+        is_end = self.num_steps == self.total_steps
+        if self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end):
             record = self._sync()
+            if is_end:
+                record.num_averaged_steps = self._put_tail()
             self._advance(self._panel)
             self._write(record)
         else:
+            if is_end:
+                self._put_tail()
             self._advance(self._panel_of_step)
 
     def converge(self) -> None:
@@ -332,6 +348,7 @@ class Ensemble(Finders):
             "dials": {dial.name: dial.state() for dial in self._dials},
         }
         state["finders"] = self._finders_state()
+        state["tail"] = None if self._tail is None else self._tail.state_dict()
         if hasattr(self.scheduler, "state_dict"):
             assert self.scheduler is not None
             state["scheduler"] = self.scheduler.state_dict()
@@ -354,6 +371,9 @@ class Ensemble(Finders):
         self._num_scout_steps = finders.get("num_scout_steps", 0)
         self.restart_at(state_dict["num_steps"], narrow=False)
         self._load_finders(finders)
+        if state_dict.get("tail") is not None:
+            self._tail = Tail(self._tail_tensors())
+            self._tail.load_state_dict(state_dict["tail"])
         self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
         self._measure.clear(state_dict["losses"])
 
@@ -376,6 +396,7 @@ class Ensemble(Finders):
         self.num_steps = num_steps
         self._converged_at = num_steps
         self._has_moved = False
+        self._tail: Tail | None = None
         self._recorded_at = num_steps
         self._measure.clear()
         for dial in self._dials:
@@ -496,6 +517,8 @@ class Ensemble(Finders):
         tensors = averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
         if self._anchor is not None:
             tensors += [average for group in self._anchor.average for average in group]
+        if self._tail is not None:
+            tensors += self._tail.mean
         return tensors
 
     def _converge(self, excluded: dict[int, str]) -> None:
@@ -532,6 +555,28 @@ class Ensemble(Finders):
             positions=record.positions,
             num_rounds=self._num_controlled_rounds,
         )
+
+    # --- the tail ------------------------------------------------------------------------------------
+
+    def _tail_tensors(self) -> list[Tensor]:
+        return averaged_tensors(self.optimizer, self.model) + self._buffers.tensors
+
+    def _take_into_tail(self) -> None:
+        tensors = self._tail_tensors()
+        if self._tail is None:
+            self._tail = Tail(tensors)
+        self._tail.take(tensors)
+
+    def _put_tail(self) -> int:
+        """After the last step and its sync; the number of steps that the weights now are the mean of."""
+        tail, self._tail = self._tail, None
+        if tail is None:
+            return 0
+        if not tail.is_finite():
+            _log.warning("step %d: the mean of the tail is not finite, the last weights stay", self.num_steps)
+            return 0
+        tail.put(self._tail_tensors())
+        return tail.num_taken
 
     def _write(self, record: RoundRecord) -> None:
         for dial in self._dials:

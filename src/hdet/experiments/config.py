@@ -11,7 +11,10 @@ from typing import Any, Literal
 from hdet.core.checks import require_choice, require_count, require_flag, require_number
 from hdet.core.scout import Scout, least_steps
 
-__all__ = ["EXPLORABLE", "RunConfig"]
+__all__ = ["ANNEAL_TO", "AVERAGE_TAIL", "EXPLORABLE", "RunConfig"]
+
+ANNEAL_TO, AVERAGE_TAIL = 0.15, 0.075
+"""Where ``hdet run`` ends its anneal, and how much of the run it averages, with the anchored controller."""
 
 EXPLORABLE = (
     "lr",
@@ -49,6 +52,10 @@ class RunConfig:
     momentum: float = 0.9
     """Of SGD."""
     anneal: Literal["linear", "cosine", "none"] = "linear"
+    anneal_to: float = 0.0
+    """Share of the peak at which the anneal ends."""
+    average_tail: float = 0.0
+    """Share of the steps, the last ones, whose weights are averaged over time into the final ones."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises."""
     spread: float = 1 / 9
@@ -88,6 +95,8 @@ class RunConfig:
         require_number("weight_decay", self.weight_decay, at_least=0)
         require_number("momentum", self.momentum, at_least=0, below=1)
         require_choice("anneal", self.anneal, ("linear", "cosine", "none"))
+        require_number("anneal_to", self.anneal_to, at_least=0, at_most=1)
+        require_number("average_tail", self.average_tail, at_least=0, below=1)
         require_number("warmup", self.warmup, at_least=0, below=1)
         require_number("spread", self.spread, at_least=0, below=1)
         require_flag("per_group", self.per_group)

@@ -76,7 +76,9 @@ def plan_of(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
     """The planned schedule."""
     return LambdaLR(
         optimizer,
-        lambda step: one_cycle(step, config.steps, warmup=config.warmup, anneal=config.anneal),
+        lambda step: one_cycle(
+            step, config.steps, warmup=config.warmup, anneal=config.anneal, end=config.anneal_to
+        ),
     )
 
 
@@ -129,6 +131,7 @@ def _settings(
         "total_steps": config.steps,
         "seed": config.seed,
         "records": records,
+        "average_tail": config.average_tail,
     }
 
 

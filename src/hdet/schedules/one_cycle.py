@@ -82,6 +82,8 @@ class OneCycleAutoLR(OneCycleLR):
             the wrapped model as ``model``.
         probe: returns the loss that replicas are compared by; see :class:`hdet.Ensemble`.
         controller: an :class:`hdet.AnchoredController` or :class:`hdet.Controller` instead of the paper's.
+        average_tail: share of the run, at its end, whose weights are averaged; see :class:`hdet.Ensemble`.
+            Let the plan end higher with it: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
     """
 
     _ensemble: Ensemble | None = None
@@ -121,6 +123,7 @@ class OneCycleAutoLR(OneCycleLR):
         scout: Scout | None = None,
         probe: Callable[[], Tensor | float] | None = None,
         controller: Controller | AnchoredController | None = None,
+        average_tail: float = 0.0,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -229,6 +232,7 @@ class OneCycleAutoLR(OneCycleLR):
                 records=records,
                 scout=scout,
                 probe=probe,
+                average_tail=average_tail,
             )
 
     @property

@@ -62,6 +62,8 @@ class RoundRecord:
     """Why the anchored controller no longer moves the base, if it does not."""
     num_brakes: int = 0
     """How often it has braked so far, because the training loss jumped up."""
+    num_averaged_steps: int = 0
+    """At the end of a run whose tail is averaged: how many steps the final weights are the mean of."""
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Time on the host spent in probe, measure, converge and steer."""
 

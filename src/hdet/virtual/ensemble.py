@@ -422,6 +422,15 @@ class _Engine(Ensemble):
             probes=None if probe_loss is None else self._scores,
         )
 
+    def _tail_tensors(self) -> list[Tensor]:
+        return [rows[: self.num_distinct] for rows in self._stack.trained()]
+
+    def _put_tail(self) -> int:
+        num_taken = super()._put_tail()
+        if num_taken:
+            self._stack.write_template(0)
+        return num_taken
+
     def _are_healthy(self) -> list[bool]:
         healthy = self._stack.are_finite(self.num_distinct)
         return healthy * (self.replicas.count // len(healthy))
@@ -430,8 +439,8 @@ class _Engine(Ensemble):
         if self.rows_differ:
             included = [r for r in range(self.replicas.count) if r not in excluded]
             averages_moments = self._averages_moments or self._has_local_gradients
-            kept = [m for moments in self._virtual_moments for m in moments.values()]
-            self._stack.average_(included, kept if averages_moments else ())
+            kept = [m for moments in self._virtual_moments for m in moments.values() if averages_moments]
+            self._stack.average_(included, kept if self._tail is None else kept + self._tail.mean)
         else:
             self._stack.write_template(0)
         self.rows_differ = self._explores or self._has_local_gradients

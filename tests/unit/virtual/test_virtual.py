@@ -144,7 +144,9 @@ def test_resume_ends_in_the_same_bits(stop_at: int, gradients: Any) -> None:
     def run(begin: int, state: bytes | None) -> tuple[torch.Tensor, bytes]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
-        ensemble = build(model, gradients=gradients, controller=hdet.Controller())
+        ensemble = build(
+            model, gradients=gradients, controller=hdet.Controller(), total_steps=11, average_tail=0.8
+        )
         if state is not None:
             ensemble.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         file = io.BytesIO()
@@ -164,13 +166,18 @@ def test_resume_ends_in_the_same_bits(stop_at: int, gradients: Any) -> None:
 
 
 def test_a_checkpoint_loads_into_another_number_of_replicas() -> None:
-    first = build(nn.Linear(3, 2))
+    tail = {"total_steps": 4, "average_tail": 0.5}
+    first = build(nn.Linear(3, 2), **tail)
     for _ in range(3):
         first.step(torch.ones(5, 3))
-    second = build(nn.Linear(3, 2), num_replicas=8)
+    weight = first.model.weight.detach().clone()
+    second = build(nn.Linear(3, 2), num_replicas=8, **tail)
     second.load_state_dict(first.state_dict())
     assert second.step(torch.ones(5, 3)).shape == (8,)
     assert second.engine.num_steps == 4
+    moved = (second.model.weight.detach() - weight).abs().max()
+    assert 0 < moved  # the mean of two steps, of which the first is the checkpoint's
+    torch.testing.assert_close(second._stack.matrices[0][0, :6].view(2, 3), second.model.weight.detach())
 
 
 @pytest.mark.parametrize(

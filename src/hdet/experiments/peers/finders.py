@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hdet.experiments.config import ANNEAL_TO, AVERAGE_TAIL
 from hdet.experiments.folder import RunFolder
 from hdet.experiments.peers.base import Job, Method, Trained
+from hdet.experiments.peers.plain import TAIL_PLAN
 from hdet.experiments.runner import run
 
 __all__ = ["METHODS"]
@@ -65,10 +67,12 @@ METHODS = (
     ),
     _method(
         "hdet_both",
-        f"the scout, then the anchored controller; {_PLAN}",
+        f"the scout, then the anchored controller; {TAIL_PLAN}",
         scout=True,
         controller="anchored",
         per_group=True,
         spread=0.0,
+        anneal_to=ANNEAL_TO,
+        average_tail=AVERAGE_TAIL,
     ),
 )

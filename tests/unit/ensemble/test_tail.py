@@ -1,0 +1,115 @@
+"""The mean of the weights over the last steps takes their place after the last one."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.core.tail import tail_steps
+from hdet.ensemble.tail import Tail
+
+
+def build(total_steps: int | None = 10, **settings: Any) -> tuple[nn.Module, Any, hdet.Ensemble]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, hdet.Ensemble(optimizer, model=model, total_steps=total_steps, **settings)
+
+
+def train(model: nn.Module, optimizer: Any, ensemble: hdet.Ensemble, steps: range) -> list[dict[str, Any]]:
+    """The state before every call of step()."""
+    states = []
+    for t in steps:
+        loss = model(torch.randn(5, 3, generator=torch.Generator().manual_seed(t))).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        ensemble.step(loss)
+    return states
+
+
+@pytest.mark.parametrize("has_rounds", [True, False])
+def test_the_final_weights_are_the_mean(has_rounds: bool) -> None:
+    records = hdet.Records() if has_rounds else None
+    explore = [hdet.LearningRate(0.0)]
+    model, optimizer, ensemble = build(average_tail=0.3, records=records, explore=explore, sync_every=4)
+    states = train(model, optimizer, ensemble, range(10))
+    for name, value in model.state_dict().items():
+        taken = torch.stack([state[name] for state in states[-3:]])
+        is_count = not value.is_floating_point()
+        expected = taken[-1] if is_count else taken.mean(dim=0)
+        torch.testing.assert_close(value, expected)
+    assert not torch.equal(next(model.parameters()), states[-1]["0.weight"])
+    if records is not None:
+        assert [r.num_averaged_steps for r in records] == [0, 0, 3]
+
+
+def test_without_a_tail_the_last_weights_stay() -> None:
+    model, optimizer, ensemble = build()
+    states = train(model, optimizer, ensemble, range(10))
+    assert all(torch.equal(value, states[-1][name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("stop_at", [5, 8])
+def test_resume_ends_in_the_same_bits(stop_at: int) -> None:
+    model, optimizer, ensemble = build(average_tail=0.5)
+    train(model, optimizer, ensemble, range(stop_at))
+    saved = {"model": model.state_dict(), "ensemble": ensemble.state_dict()}
+    again, other, resumed = build(average_tail=0.5)
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["ensemble"])
+    train(model, optimizer, ensemble, range(stop_at, 10))
+    train(again, other, resumed, range(stop_at, 10))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert ensemble.state_dict()["tail"] is None  # over
+
+
+def test_a_mean_that_is_not_finite_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer, ensemble = build(average_tail=0.5, explore=[hdet.LearningRate(0.0)])
+    train(model, optimizer, ensemble, range(7))
+    weight = next(model.parameters())
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(math.nan)
+    optimizer.step()
+    ensemble.step()
+    with torch.no_grad():
+        weight.copy_(kept)
+    with caplog.at_level(logging.WARNING):
+        states = train(model, optimizer, ensemble, range(8, 10))
+    assert "the mean of the tail is not finite" in caplog.text
+    assert torch.equal(weight, states[-1]["0.weight"])
+
+
+def test_half_precision_is_averaged_in_full() -> None:
+    tail = Tail([torch.zeros(1, dtype=torch.bfloat16)])
+    for t in range(1, 513):
+        tail.take([torch.full((1,), 1.0 + t / 512, dtype=torch.bfloat16)])
+    assert tail.mean[0].item() == pytest.approx(1.501, abs=1e-3)
+    weight = torch.zeros(1, dtype=torch.bfloat16)
+    tail.put([weight])
+    assert weight.item() == 1.5
+
+
+@pytest.mark.parametrize("total_steps", [1, 7, 100, 1707, 1_000_000])
+@pytest.mark.parametrize("share", [0.001, 0.075, 0.5, 1.0])
+def test_the_steps_of_a_tail(total_steps: int, share: float) -> None:
+    steps = tail_steps(total_steps, share)
+    length = round(share * total_steps)
+    assert bool(steps) == (length > 0)
+    assert len(steps) < 128 and (len(steps) >= min(64, length))
+    assert not steps or (steps[-1] == total_steps and steps[0] > total_steps - length)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"average_tail must be a number in \[0, 1\), got 1"):
+        build(average_tail=1)
+    with pytest.raises(ValueError, match="total_steps must be given to average the tail of the run"):
+        build(total_steps=None, average_tail=0.1)
