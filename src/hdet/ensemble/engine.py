@@ -371,7 +371,7 @@ class Ensemble(Finders):
         self._num_scout_steps = finders.get("num_scout_steps", 0)
         self.restart_at(state_dict["num_steps"], narrow=False)
         self._load_finders(finders)
-        if state_dict.get("tail") is not None:
+        if self._tail_steps and state_dict.get("tail") is not None:
             self._tail = Tail(self._tail_tensors())
             self._tail.load_state_dict(state_dict["tail"])
         self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
