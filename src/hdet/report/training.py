@@ -28,6 +28,8 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
     chosen = _replica_choices(run, "losses", max_points, unit)
     if held_out or chosen:
         caption = "The strong line is the averaged model on held-out data. " if held_out else ""
+        if held_out and run.records and run.records[-1].num_averaged_steps:
+            caption += "Its last point is the mean of the weights over the last steps. "
         if chosen:
             caption += (
                 "Thin lines are training losses of the replicas, round by round, coloured by where they "

@@ -99,7 +99,7 @@ def sentence(run: Run) -> str:
         return "Nothing has been recorded of this run yet."
     parts = [_training(run), *_learning_rate(run)]
     if run.records:
-        parts.append(_left_out(run))
+        parts += [_averaged(run), _left_out(run)]
     return " ".join(part for part in parts if part)
 
 
@@ -186,6 +186,13 @@ def _training(run: Run) -> str:
             f" and stand at {where}." if where else "."
         )
     return f"{who} trained for {steps}{time}" + (f" and ended at {where}." if where else ".")
+
+
+def _averaged(run: Run) -> str:
+    num_steps = run.records[-1].num_averaged_steps
+    if not num_steps:
+        return ""
+    return f"The final weights are the mean of those after {num_steps} of the last steps."
 
 
 def _loss_so_far(run: Run) -> str:

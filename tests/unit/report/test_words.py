@@ -38,6 +38,12 @@ def test_the_factor_is_taken_from_the_records_if_nobody_stated_it() -> None:
     assert found_lr(run(result=without)) == pytest.approx(3.93e-4)
 
 
+def test_an_averaged_tail_is_said() -> None:
+    averaged = sentence(run(records=[record(num_averaged_steps=45)]))
+    assert "The final weights are the mean of those after 45 of the last steps." in averaged
+    assert "final weights" not in sentence(run())
+
+
 def test_the_unit_of_the_loss_is_said() -> None:
     assert "0.412 bits per character (" in sentence(run(config=CONFIG | {"loss_unit": "bits per character"}))
 
