@@ -69,6 +69,27 @@ def test_json_is_one_object_on_stdout(hdet, tmp_path):
     assert (json.loads(out)["final_loss"], err) == (result["final_loss"], "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "average_tail", "anneal_to"),
+    [
+        ([], 0.075, 0.15),
+        (["--controller", "none"], 0.0, 0.0),
+        (["--average-tail", "0"], 0.0, 0.0),
+        (["--controller", "none", "--average-tail", "0.2", "--anneal-to", "0.5"], 0.2, 0.5),
+    ],
+)
+def test_the_tail_is_averaged_with_the_anchored_controller(
+    hdet, tmp_path, arguments, average_tail, anneal_to
+):
+    hdet("run", *QUICK, *arguments, "--out", "here")
+    config = json.loads((tmp_path / "here/config.json").read_text())
+    assert (config["average_tail"], config["anneal_to"]) == (average_tail, anneal_to)
+    last = json.loads((tmp_path / "here/records.jsonl").read_text().splitlines()[-1])
+    assert last["num_averaged_steps"] == round(60 * average_tail)
+    rates = [lr for trace in last["base_trace"].values() for lr in trace]
+    assert min(rates) / 0.05 >= 0.9 * anneal_to
+
+
 def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
     for arguments, message in (
         (["--lr", "-1"], "lr must be a number above 0, got -1.0"),
