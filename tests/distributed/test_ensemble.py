@@ -417,7 +417,7 @@ def run_nan_with_batchnorm(rank: int, bad: int) -> dict[str, torch.Tensor]:
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, hdet.finite_mean_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ensemble = hdet.Ensemble(optimizer, model=model, sync_every=4)
+    ensemble = hdet.Ensemble(optimizer, model=model, sync_every=4, total_steps=8, average_tail=0.9)
     for t in range(8):
         if t == 1 and rank == bad:
             with torch.no_grad():

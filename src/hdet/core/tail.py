@@ -15,7 +15,7 @@ def tail_steps(total_steps: int, share: float) -> range:
 
     Args:
         total_steps: length of the run.
-        share: of the run, how much of its end; 0 for no tail.
+        share: of the run, how much of its end, rounded to at least one step; 0 for no tail.
 
     >>> list(tail_steps(100, 0.05))
     [96, 97, 98, 99, 100]
@@ -24,6 +24,8 @@ def tail_steps(total_steps: int, share: float) -> range:
     (9263, 10000, 68)
     """
     require_count("total_steps", total_steps)
-    length = round(require_number("share", share, at_least=0, at_most=1) * total_steps)
+    if require_number("share", share, at_least=0, at_most=1) == 0:
+        return range(0)
+    length = max(1, round(share * total_steps))
     interval = max(1, length // _NUM_SAMPLES)
     return range(total_steps - (length // interval - 1) * interval, total_steps + 1, interval)

@@ -89,9 +89,9 @@ class Ensemble(Finders):
         scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
             the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
             little faster afterwards, so that it ends with the last step all the same.
-        average_tail: share of the run, at its end, whose weights are averaged over time; after the last
-            step their mean takes the place of the weights, in one more copy of them. It does the last part
-            of an anneal, and does it better: let the plan end at about 0.15 of its peak with a tail of 0.075.
+        average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
+            of them; after the last step the mean takes their place. It does the last part of an anneal, and
+            does it better: let the plan end at about 0.15 of its peak with a tail of 0.075.
 
     >>> import torch
     >>> parameter = nn.Parameter(torch.zeros(2))
@@ -283,8 +283,8 @@ class Ensemble(Finders):
             return
         if self._anchor is not None:
             self._step_anchor(self._anchor)
-        if self.num_steps in self._tail_steps:
-            self._take_into_tail()
+        if self._tail is not None and self.num_steps in self._tail_steps:
+            self._tail.take(self._tail_parameters(), self.num_steps)
         is_end = self.num_steps == self.total_steps
         if self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end):
             record = self._sync()
@@ -307,6 +307,14 @@ class Ensemble(Finders):
             return
         if self._has_rounds and (self._has_moved or self._converged_at != self.num_steps):
             self._write(self._measure_and_converge(ends_round=False))
+
+    def finish(self) -> None:
+        """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
+
+        Converges, and puts the mean of the tail in place. Collective; after the last step it does nothing.
+        """
+        self.converge()
+        self._put_tail()
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
@@ -348,7 +356,8 @@ class Ensemble(Finders):
             "dials": {dial.name: dial.state() for dial in self._dials},
         }
         state["finders"] = self._finders_state()
-        state["tail"] = None if self._tail is None else self._tail.state_dict()
+        tail = self._tail
+        state["tail"] = tail.state_dict() if tail is not None and tail.num_taken else None
         if hasattr(self.scheduler, "state_dict"):
             assert self.scheduler is not None
             state["scheduler"] = self.scheduler.state_dict()
@@ -371,9 +380,9 @@ class Ensemble(Finders):
         self._num_scout_steps = finders.get("num_scout_steps", 0)
         self.restart_at(state_dict["num_steps"], narrow=False)
         self._load_finders(finders)
-        if self._tail_steps and state_dict.get("tail") is not None:
-            self._tail = Tail(self._tail_tensors())
-            self._tail.load_state_dict(state_dict["tail"])
+        tail = state_dict.get("tail")
+        if self._tail is not None and tail is not None and tail["first_step"] >= self._tail_steps[0]:
+            self._tail.load_state_dict(tail)  # else it belongs to a run that would have ended sooner
         self._optimizer_steps_are_seen |= state_dict["optimizer_steps_are_seen"]
         self._measure.clear(state_dict["losses"])
 
@@ -396,7 +405,9 @@ class Ensemble(Finders):
         self.num_steps = num_steps
         self._converged_at = num_steps
         self._has_moved = False
-        self._tail: Tail | None = None
+        self._tail: Tail | None = None  # give its memory back first
+        if self._tail_steps:
+            self._tail = Tail(self._tail_parameters())
         self._recorded_at = num_steps
         self._measure.clear()
         for dial in self._dials:
@@ -517,7 +528,7 @@ class Ensemble(Finders):
         tensors = averaged_tensors(self.optimizer, self.model, with_moments=self._averages_moments)
         if self._anchor is not None:
             tensors += [average for group in self._anchor.average for average in group]
-        if self._tail is not None:
+        if self._tail is not None and self._tail.num_taken:
             tensors += self._tail.mean
         return tensors
 
@@ -558,24 +569,19 @@ class Ensemble(Finders):
 
     # --- the tail ------------------------------------------------------------------------------------
 
-    def _tail_tensors(self) -> list[Tensor]:
-        return averaged_tensors(self.optimizer, self.model) + self._buffers.tensors
-
-    def _take_into_tail(self) -> None:
-        tensors = self._tail_tensors()
-        if self._tail is None:
-            self._tail = Tail(tensors)
-        self._tail.take(tensors)
+    def _tail_parameters(self) -> list[Tensor]:
+        return averaged_tensors(self.optimizer, self.model)
 
     def _put_tail(self) -> int:
         """After the last step and its sync; the number of steps that the weights now are the mean of."""
-        tail, self._tail = self._tail, None
-        if tail is None:
+        tail, parameters = self._tail, self._tail_parameters()
+        self._tail = None
+        if tail is None or not tail.num_taken:
             return 0
-        if not tail.is_finite():
+        if not tail.is_finite():  # on every replica alike, since they have converged
             _log.warning("step %d: the mean of the tail is not finite, the last weights stay", self.num_steps)
             return 0
-        tail.put(self._tail_tensors())
+        tail.put(parameters)
         return tail.num_taken
 
     def _write(self, record: RoundRecord) -> None:

@@ -257,6 +257,10 @@ class OneCycleAutoLR(OneCycleLR):
         """Average the parameters now: before a save or an evaluation. Collective."""
         self.ensemble.converge()
 
+    def finish(self) -> None:
+        """End the run before its last step; see :meth:`hdet.Ensemble.finish`. Collective."""
+        self.ensemble.finish()
+
     def get_last_lr(self) -> list[float | Tensor]:
         """What this replica's optimizer uses now; tensors are copies."""
         lrs = [group["lr"] for group in self.optimizer.param_groups]

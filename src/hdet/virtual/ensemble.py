@@ -158,6 +158,10 @@ class VirtualEnsemble:
         """Average the replicas now: before a save or an evaluation of :attr:`model`."""
         self.engine.converge()
 
+    def finish(self) -> None:
+        """End the run before its last step; see :meth:`hdet.Ensemble.finish`."""
+        self.engine.finish()
+
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (eq. 10)."""
         for replica in range(self._num_replicas):
@@ -187,6 +191,7 @@ class VirtualEnsemble:
         """Take over a checkpoint; with another number of replicas, each takes the mean of the moments."""
         self.model.load_state_dict(state_dict["model"])
         self._stack.read_template()
+        self.engine.replicas_are_joined()
         for moments, saved in zip(self._moments, state_dict["moments"], strict=True):
             moments.clear()
             moments.update({name: value.clone() for name, value in saved.items()})
@@ -226,7 +231,7 @@ class _Engine(Ensemble):
         probe = None if score is None else self._score_all
         super().__init__(optimizer, replicas=Replicas(0, num_replicas), probe=probe, **settings)
         self._has_rounds = True  # without a spread too: the user's model is written at syncs
-        self.rows_differ = self.is_scouting or self._explores or has_local_gradients
+        self.replicas_are_joined()
 
     @property
     def dials(self) -> list[Any]:
@@ -272,6 +277,10 @@ class _Engine(Ensemble):
     def replicas_have_parted(self) -> None:
         """They start from different points: average them at the next sync, whatever is explored."""
         self.rows_differ = self._has_moved = True
+
+    def replicas_are_joined(self) -> None:
+        """They have been given one state."""
+        self.rows_differ = self.is_scouting or self._explores or self._has_local_gradients
 
     def put_static_values_of(self, replica: int) -> None:
         """Before a replica's own pass: put its values where the model reads them."""
@@ -422,8 +431,11 @@ class _Engine(Ensemble):
             probes=None if probe_loss is None else self._scores,
         )
 
-    def _tail_tensors(self) -> list[Tensor]:
-        return [rows[: self.num_distinct] for rows in self._stack.trained()]
+    def _tail_parameters(self) -> list[Tensor]:
+        num_rows = self.num_distinct
+        if self._tail is not None:
+            self._tail.fit_rows(num_rows)
+        return [matrix[:num_rows] for matrix in self._stack.matrices]
 
     def _put_tail(self) -> int:
         num_taken = super()._put_tail()
@@ -440,7 +452,10 @@ class _Engine(Ensemble):
             included = [r for r in range(self.replicas.count) if r not in excluded]
             averages_moments = self._averages_moments or self._has_local_gradients
             kept = [m for moments in self._virtual_moments for m in moments.values() if averages_moments]
-            self._stack.average_(included, kept if self._tail is None else kept + self._tail.mean)
+            if self._tail is not None and self._tail.num_taken:
+                self._tail.fit_rows(self.num_distinct)
+                kept += self._tail.mean
+            self._stack.average_(included, kept)
         else:
             self._stack.write_template(0)
         self.rows_differ = self._explores or self._has_local_gradients

@@ -108,11 +108,6 @@ class Stack:
             name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
             for name, buffer in self._slots.buffers.items()
         }
-        self._statistics = [
-            name
-            for name, buffer in self._slots.buffers.items()
-            if buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
-        ]
         self._leaves: dict[int | None, _Leaves] = {}
 
     def losses_and_gradients(
@@ -223,10 +218,6 @@ class Stack:
     def tensors(self) -> list[Tensor]:
         """The matrices and the buffers, with a row per replica each."""
         return [*self.matrices, *self.buffers.values()]
-
-    def trained(self) -> list[Tensor]:
-        """The matrices, and the buffers that are statistics: constants such as masks may be infinite."""
-        return [*self.matrices, *(self.buffers[name] for name in self._statistics)]
 
     def are_finite(self, num_rows: int) -> list[bool]:
         """Whether the parameters of each of the first replicas are finite."""

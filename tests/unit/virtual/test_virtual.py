@@ -179,6 +179,38 @@ def test_a_checkpoint_loads_into_another_number_of_replicas() -> None:
     torch.testing.assert_close(ends[0.5], (first.model.weight.detach() + ends[0.0]) / 2)
 
 
+@pytest.mark.parametrize("sync_every", [3, 100])
+def test_replicas_that_join_within_the_tail_have_one_mean(sync_every: int) -> None:
+    def run(average_tail: float, saved: Any = None) -> tuple[torch.Tensor, list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        ensemble = build(
+            nn.Linear(3, 2),
+            explore=[hdet.LearningRate(0.0)],
+            sync_every=sync_every,
+            join_equal=True,
+            total_steps=5,
+            average_tail=average_tail,
+        )
+        ensemble.warm_start(0.1)
+        if saved is not None:
+            ensemble.load_state_dict(saved)
+        means = []
+        for t in range(ensemble.engine.num_steps, 5):
+            ensemble.step(torch.ones(5, 3))
+            rows = ensemble._stack.matrices[0][: ensemble.engine.num_distinct, :6]
+            means.append(rows.mean(dim=0).view(2, 3))
+            if t == 3:
+                ensemble.converge()
+                saved = ensemble.state_dict()
+        assert ensemble.engine.num_distinct == 1
+        return ensemble.model.weight.detach().clone(), means, saved
+
+    _, means, _ = run(0.0)
+    weight, _, saved = run(0.8)
+    torch.testing.assert_close(weight, torch.stack(means[1:]).mean(dim=0))
+    assert torch.equal(run(0.8, saved)[0], weight)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

@@ -8,7 +8,6 @@ from functools import partial
 from hdet.core.shape import Anneal, one_cycle
 from hdet.core.tail import tail_steps
 from hdet.ensemble.tail import Tail
-from hdet.ensemble.tensors import Buffers, averaged_tensors
 from hdet.experiments.config import ANNEAL_TO, AVERAGE_TAIL
 from hdet.experiments.peers.base import Job, Method, Trained, descend
 from hdet.experiments.runner import evaluate
@@ -27,17 +26,18 @@ def plain_run(
     """Warmup over a tenth of the steps, then the anneal; the mean of the last weights if there is a tail."""
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
-    tensors = averaged_tensors(optimizer, model) + Buffers(model).tensors
-    steps, tail, num_steps = tail_steps(job.steps, average_tail), Tail(tensors), itertools.count(1)
+    parameters = job.parameters(model)
+    steps, tail, counter = tail_steps(job.steps, average_tail), Tail(parameters), itertools.count(1)
 
     def take() -> None:
-        if next(num_steps) in steps:
-            tail.take(tensors)
+        step = next(counter)
+        if step in steps:
+            tail.take(parameters, step)
 
     shape = partial(one_cycle, total_steps=job.steps, anneal=anneal, end=anneal_to)
     descend(job, model, optimizer, job.batches(), job.steps, shape=shape, after_step=take)
     if steps:
-        tail.put(tensors)
+        tail.put(parameters)
     return Trained(evaluate(job.task, model))
 
 
