@@ -111,24 +111,26 @@ class Anchor:
         """Before a step: add <g, E - x0>, on the device, with the gradients the optimizer is about to use."""
         ahead, behind, seen = [], [], []
         tensors = zip(_flat(gradients), _flat(self.average), _flat(self._start), strict=True)
-        for place, (gradient, e, x0) in enumerate(tensors):
-            if gradient is not None:
-                flat = gradient.to(e.device).reshape(-1)
-                ahead.append(torch.dot(flat, e.reshape(-1).to(flat.dtype)))
-                behind.append(torch.dot(flat, x0.reshape(-1).to(flat.dtype)))
+        for place, (g, e, x0) in enumerate(tensors):
+            if g is not None:
+                if g.dtype != e.dtype or g.device != e.device:
+                    g = g.to(e.device)
+                    e, x0 = e.to(g.dtype), x0.to(g.dtype)
+                if g.dim() != 1:
+                    g, e, x0 = g.reshape(-1), e.reshape(-1), x0.reshape(-1)
+                ahead.append(torch.dot(g, e))
+                behind.append(torch.dot(g, x0))
                 seen.append(place)
         if ahead:  # few operations for many tensors: a small one costs its call
-            added = self._joined(ahead) - self._joined(behind)
+            dots = ahead + behind
+            if len({dot.dtype for dot in dots}) > 1 or len({dot.device for dot in dots}) > 1:
+                dots = [dot.to(self.sums) for dot in dots]
+            ahead, behind = torch.stack(dots).to(self.sums).view(2, -1)
             if len(seen) == len(self.sums):
-                self.sums += added
+                self.sums += ahead - behind
             else:
-                self.sums[torch.tensor(seen, device=self.sums.device)] += added
+                self.sums[torch.tensor(seen, device=self.sums.device)] += ahead - behind
         self._num_summed += 1
-
-    def _joined(self, dots: list[Tensor]) -> Tensor:
-        if len({(dot.dtype, dot.device) for dot in dots}) > 1:
-            dots = [dot.to(self.sums) for dot in dots]
-        return torch.stack(dots).to(self.sums)
 
     @torch.no_grad()
     def add_weights(self, groups: Sequence[Sequence[Tensor]]) -> None:
