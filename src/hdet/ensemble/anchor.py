@@ -125,11 +125,12 @@ class Anchor:
             dots = ahead + behind
             if len({dot.dtype for dot in dots}) > 1 or len({dot.device for dot in dots}) > 1:
                 dots = [dot.to(self.sums) for dot in dots]
-            ahead, behind = torch.stack(dots).to(self.sums).view(2, -1)
+            with_e, with_x0 = torch.stack(dots).to(self.sums).view(2, -1)
+            added = with_e - with_x0
             if len(seen) == len(self.sums):
-                self.sums += ahead - behind
+                self.sums += added
             else:
-                self.sums[torch.tensor(seen, device=self.sums.device)] += ahead - behind
+                self.sums[torch.tensor(seen, device=self.sums.device)] += added
         self._num_summed += 1
 
     @torch.no_grad()
