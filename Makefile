@@ -26,11 +26,11 @@ lint: $(STAMP)   ## Lint, format check, type check, import layers.
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/pyright --warnings
-	$(BIN)/lint-imports --no-logo
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 
 test-ray: $(STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	$(BIN)/pytest tests/unit/experiments/test_pbt_ray.py
+	$(BIN)/pytest tests/research/test_pbt_ray.py
 
 bench: $(STAMP)  ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks
@@ -43,21 +43,21 @@ picture: $(STAMP) ## Make the README's picture of a report again.
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
 
 reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
-	$(BIN)/hdet ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
-	$(BIN)/hdet ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
-	$(BIN)/hdet ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
-	$(BIN)/hdet ablate --task feed --steps 500 --seeds 3 --out runs/reproduction/feed
-	$(BIN)/hdet claims --steps 300 --seeds 3 --out runs/reproduction/claims
-	$(BIN)/hdet claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
-	$(BIN)/hdet claims --table runs/reproduction/claims
+	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
+	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
+	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
+	$(BIN)/python -m research ablate --task feed --steps 500 --seeds 3 --out runs/reproduction/feed
+	$(BIN)/python -m research claims --steps 300 --seeds 3 --out runs/reproduction/claims
+	$(BIN)/python -m research claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
+	$(BIN)/python -m research claims --table runs/reproduction/claims
 
 reproduce-quick: $(STAMP) ## The same with short runs and two seeds, on one page. Minutes.
-	$(BIN)/hdet ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
-	$(BIN)/hdet ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
-	$(BIN)/hdet ablate -q --task charlm --option characters=20000 --steps 100 --seeds 2 --out runs/quick/charlm-epochs
-	$(BIN)/hdet ablate -q --task feed --steps 120 --seeds 2 --out runs/quick/feed
-	$(BIN)/hdet claims -q --steps 100 --seeds 2 --replicas 4 --out runs/quick/claims
-	$(BIN)/hdet ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/charlm-epochs runs/quick/feed --out runs/quick
+	$(BIN)/python -m research ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
+	$(BIN)/python -m research ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
+	$(BIN)/python -m research ablate -q --task charlm --option characters=20000 --steps 100 --seeds 2 --out runs/quick/charlm-epochs
+	$(BIN)/python -m research ablate -q --task feed --steps 120 --seeds 2 --out runs/quick/feed
+	$(BIN)/python -m research claims -q --steps 100 --seeds 2 --replicas 4 --out runs/quick/claims
+	$(BIN)/python -m research ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/charlm-epochs runs/quick/feed --out runs/quick
 	cat runs/quick/ablation.md runs/quick/claims/claims.md > runs/quick/page.md
 	@echo "page: runs/quick/page.md"
 

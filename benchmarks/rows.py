@@ -20,11 +20,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.core.anchored import measuring_interval, next_control
-from hdet.experiments.peers import METHODS
-from hdet.experiments.peers.base import Job
-from hdet.experiments.peers.timing import seconds_in_turn
-from hdet.experiments.task import load_task
 from hdet.replicas import Averager, Replicas
+from hdet.tasks.task import load_task
+from research.compare.timing import seconds_in_turn
+from research.peers import METHODS
+from research.peers.base import Job
 from tests.helpers.replicas import run_replicas
 
 __all__ = ["ROWS", "Row"]

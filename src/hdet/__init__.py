@@ -17,20 +17,20 @@ from hdet.errors import (
     NoEffectWarning,
     NotConvergedWarning,
 )
-from hdet.hyperparameters import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
+from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
 from hdet.replicas import finite_mean_hook
 from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
 if TYPE_CHECKING:
-    from hdet.hyperparameters.modules import (
+    from hdet.explore.module_attributes import (
         AttentionScale,
         AttentionTemperature,
         Dropout,
         LabelSmoothing,
         ModuleAttribute,
     )
-    from hdet.hyperparameters.scalar import Scalar
+    from hdet.explore.scalar import Scalar
     from hdet.schedules.prior import Prior, prior_from
     from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
     from hdet.virtual import VirtualEnsemble
@@ -82,14 +82,14 @@ __all__ = [
 
 # Imported when used, so that `import hdet` adds next to nothing to `import torch`.
 _LAZY = {
-    "AttentionScale": "hdet.hyperparameters.modules",
-    "AttentionTemperature": "hdet.hyperparameters.modules",
-    "Dropout": "hdet.hyperparameters.modules",
-    "LabelSmoothing": "hdet.hyperparameters.modules",
-    "ModuleAttribute": "hdet.hyperparameters.modules",
+    "AttentionScale": "hdet.explore.module_attributes",
+    "AttentionTemperature": "hdet.explore.module_attributes",
+    "Dropout": "hdet.explore.module_attributes",
+    "LabelSmoothing": "hdet.explore.module_attributes",
+    "ModuleAttribute": "hdet.explore.module_attributes",
     "MLflowSink": "hdet.telemetry.trackers",
     "Prior": "hdet.schedules.prior",
-    "Scalar": "hdet.hyperparameters.scalar",
+    "Scalar": "hdet.explore.scalar",
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
     "prior_from": "hdet.schedules.prior",

@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 import hdet
-from hdet.cli import ablating, claiming, comparing, cost, health, reports, running, sweeping
+from hdet.cli.doctor import doctor
+from hdet.cli.plan import plan
+from hdet.cli.report import report
+from hdet.cli.run import resume, run
+from hdet.cli.sweep import sweep
 
 __all__ = ["app"]
 
@@ -17,17 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (
-    running.run,
-    running.resume,
-    sweeping.sweep,
-    comparing.compare,
-    ablating.ablate,
-    claiming.claims,
-    reports.report,
-    health.doctor,
-    cost.plan,
-):
+for command in (run, resume, sweep, report, doctor, plan):
     app.command()(command)
 
 

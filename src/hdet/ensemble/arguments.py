@@ -15,7 +15,7 @@ from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
 from hdet.core.decay import num_controlled_rounds
 from hdet.errors import HdetWarning
-from hdet.hyperparameters import Dial
+from hdet.explore import Dial
 from hdet.telemetry import RecordSink
 
 __all__ = ["check_anchored", "check_arguments", "check_controller"]

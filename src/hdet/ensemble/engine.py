@@ -28,7 +28,7 @@ from hdet.ensemble.steering import Steering, steer
 from hdet.ensemble.tail import Tail
 from hdet.ensemble.tensors import Buffers, averaged_tensors, layout_text, moments_differ, moments_of
 from hdet.errors import HdetWarning, IdenticalLossWarning, NotConvergedWarning
-from hdet.hyperparameters import Dial, Hyperparameter, LearningRate, Panel
+from hdet.explore import Dial, Hyperparameter, LearningRate, Panel
 from hdet.replicas import Averager, Replicas, exchange
 from hdet.telemetry import RecordSink, RoundRecord
 

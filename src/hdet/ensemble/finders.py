@@ -22,7 +22,7 @@ from hdet.ensemble.probe import run_probe
 from hdet.ensemble.scouting import Scouting, is_adaptive, set_local_gradients
 from hdet.ensemble.snapshot import Snapshot
 from hdet.ensemble.tensors import Buffers, averaged_tensors
-from hdet.hyperparameters import Dial, Panel
+from hdet.explore import Dial, Panel
 from hdet.replicas import Averager, Replicas, exchange
 from hdet.telemetry import RoundRecord
 

@@ -22,7 +22,7 @@ from hdet.core.scout import (
     steps_per_fan,
     trial_shape,
 )
-from hdet.hyperparameters import Dial
+from hdet.explore import Dial
 from hdet.replicas import Replicas
 
 __all__ = ["Scouting", "check_scout", "is_adaptive", "set_local_gradients"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hdet.core.controller import Controller, ControllerState, log_update, paper_update
 from hdet.core.decay import floor_matching
 from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
-from hdet.hyperparameters import Dial
+from hdet.explore import Dial
 
 __all__ = ["Steering", "steer"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from hdet.hyperparameters import Dial
+from hdet.explore import Dial
 from hdet.replicas.exchange import digest
 
 __all__ = ["Buffers", "averaged_tensors", "layout_text", "moments_differ", "moments_of"]

@@ -26,7 +26,7 @@ from hdet.core.decay import equation8
 from hdet.core.scout import Scout
 from hdet.ensemble import Ensemble
 from hdet.errors import HdetWarning
-from hdet.hyperparameters import LearningRate
+from hdet.explore import LearningRate
 from hdet.replicas import Replicas
 from hdet.telemetry import RecordSink
 

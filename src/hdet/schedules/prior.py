@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.core.checks import require_number
-from hdet.hyperparameters import LearningRate
+from hdet.explore import LearningRate
 from hdet.schedules.replay import export_schedule
 from hdet.telemetry import RoundRecord, read_records
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.hyperparameters import Hyperparameter, Panel
+from hdet.explore import Hyperparameter, Panel
 from hdet.telemetry import RoundRecord
 
 __all__ = ["ReplayLR", "export_schedule"]

@@ -17,7 +17,7 @@ from hdet.ensemble import Ensemble, warm_start
 from hdet.ensemble.anchor import decay_terms
 from hdet.ensemble.losses import LossSum
 from hdet.ensemble.scouting import Scouting
-from hdet.hyperparameters import Dial
+from hdet.explore import Dial
 from hdet.replicas import Replicas, widest_float
 from hdet.virtual.rules import Hyper, Moments, rule_for
 from hdet.virtual.stack import Stack, join

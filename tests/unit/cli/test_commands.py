@@ -109,8 +109,6 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
     assert "must be the folder of a run" in err
     _, err = hdet("sweep", "--task", "quadratic", "--lrs", "abc", expect=2)
     assert "--lrs must be numbers with commas between them, got 'abc'" in err
-    _, err = hdet("claims", "--study", "abc", expect=2)
-    assert "--study must be one of 'exploration', 'robustness', 'prior', 'mechanism', got 'abc'" in err
     _, err = hdet("report", "nowhere", expect=2)
     assert "nowhere" in err
 
@@ -208,9 +206,7 @@ def test_plan_predicts_and_explains(hdet, tmp_path):
     assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "resume", "sweep", "compare", "ablate", "claims", "report", "doctor", "plan"]
-)
+@pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])
 def test_help_teaches(command, hdet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out, _ = hdet(command, "--help")

@@ -1,0 +1,155 @@
+"""Run the ablation: the grid, then every row at the learning rates that it gives."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hdet.core.checks import require_choice, require_count
+from hdet.core.scout import Scout, least_steps
+from hdet.errors import HdetError
+from hdet.tasks.task import load_task
+from research.ablation.rules import lattice_lr, next_points
+from research.ablation.summary import GRID, Ablation, best_of, choose, judged, plan
+from research.ablation.training import train
+from research.compare.ledger import Ledger, Record, Workers, read_ledger
+from research.compare.summary import CASE
+
+__all__ = ["ablate", "read_ablation"]
+
+_FILE = "ablation.jsonl"
+_KEY = (*CASE, "row", "lr", "seed", "settings")
+_NUM_EXPECTED = 13 + 20  # learning rates of the grid, and other rows: for the progress bar alone
+
+
+def ablate(
+    task: str,
+    *,
+    task_options: Mapping[str, Any] | None = None,
+    optimizer: str = "adamw",
+    seeds: int | Sequence[int] = 3,
+    steps: int | None = None,
+    replicas: int = 8,
+    folder: str | Path,
+    num_jobs: int = 0,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Ablation:
+    """Repeat the paper's Table 1, and what it leaves out; runs that are there are not made again.
+
+    Args:
+        task: a built-in one or ``path/to/file.py:MyTask``.
+        task_options: of its constructor.
+        optimizer: ``"adamw"`` or ``"sgd"``.
+        seeds: how many, or which.
+        steps: optimizer steps of every run; None for the task's own number.
+        replicas: N, and streams of batches that every run takes.
+        folder: of ``ablation.jsonl``.
+        num_jobs: runs at a time; 0 for one per core.
+        on_done: called with the number of runs done and that of all, as far as it is known.
+        should_stop: asked now and then.
+    """
+    seeds = list(range(require_count("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
+    if not seeds:
+        raise ValueError("seeds must hold at least one, got none")
+    options = dict(task_options or {})
+    built = load_task(task, options)
+    length = require_count(
+        "steps",
+        built.num_steps if steps is None else steps,
+        at_least=max(50, least_steps(Scout(), require_count("replicas", replicas))),
+        remedy="the scout's row needs them",
+    )
+    require_choice("optimizer", optimizer, ("adamw", "sgd"))
+    base: Record = {
+        "task": task,
+        "task_options": options,
+        "optimizer": optimizer,
+        "steps": length,
+        "replicas": replicas,
+    }
+    base["command"] = _command(base, seeds)
+    ledger = Ledger(Path(folder), _FILE, _KEY, "crashed")
+    grid: dict[int, dict[int, Record]] = {}
+    done: list[Record] = []
+
+    with Workers(num_jobs, train) as workers:
+
+        def finish(specs: list[Record], total: int) -> bool:
+            count = len(done) + sum(spec in ledger for spec in specs)
+
+            def one_more(more: int = 1) -> None:
+                nonlocal count
+                count += more
+                on_done(min(count, total), total)
+
+            one_more(0)
+            is_complete = workers.run_all(specs, ledger, on_done=one_more, should_stop=should_stop)
+            done.extend(ledger.find(specs))
+            return is_complete
+
+        while points := _next(grid, built.learning_rate):
+            runs = {p: [_spec(base, GRID, lattice_lr(p), seed, {}) for seed in seeds] for p in points}
+            if not finish([s for specs in runs.values() for s in specs], _NUM_EXPECTED * len(seeds)):
+                return Ablation(done, is_complete=False)
+            grid |= {p: {r["seed"]: r for r in ledger.find(specs)} for p, specs in runs.items()}
+        chosen = choose({lattice_lr(p): runs for p, runs in sorted(grid.items())})
+        if chosen is None:
+            raise HdetError(
+                f"the grid of {task!r} must hold a learning rate without a loss spike, but every one from "
+                f"{lattice_lr(min(grid)):g} on has one for a seed: check the task, or give it more --steps"
+            )
+        specs = [
+            _spec(base, row.key, lr, seed, row.settings(length))
+            for row, lr in plan(chosen)
+            if row.key != GRID
+            for seed in seeds
+        ]
+        is_complete = finish(specs, len(done) + len(specs))
+    return Ablation(done, is_complete)
+
+
+def read_ablation(folders: Sequence[str | Path]) -> Ablation:
+    """What earlier ablations left in these folders."""
+    records: dict[str, Record] = {}
+    for folder in folders:
+        path = Path(folder) / _FILE
+        if not path.is_file():
+            raise ValueError(f"{str(folder)!r} must be the folder of an ablation, but it has no {_FILE}")
+        records |= read_ledger(path, _KEY, "crashed")
+    return Ablation(list(records.values()))
+
+
+def _next(grid: Mapping[int, Mapping[int, Record]], middle_lr: float) -> list[int]:
+    best = best_of({lattice_lr(point): runs for point, runs in grid.items()})
+    by_point = {point: [judged(run, *best) for run in runs.values()] for point, runs in grid.items()}
+    losses = {
+        point: statistics.fmean(math.inf if run["crashed"] else run["final_loss"] for run in runs)
+        for point, runs in by_point.items()
+    }
+    crashes = {point: [run["crashed"] for run in runs] for point, runs in by_point.items()}
+    spikes = {point: [run["has_spike"] for run in runs] for point, runs in by_point.items()}
+    return next_points(losses, crashes, spikes, middle_lr)
+
+
+def _spec(base: Record, row: str, lr: float, seed: int, settings: Mapping[str, Any]) -> Record:
+    return base | {"row": row, "lr": lr, "seed": seed, "settings": dict(settings)}
+
+
+def _command(base: Record, seeds: Sequence[int]) -> str:
+    words = ["python", "-m", "research", "ablate", "--task", base["task"], "--steps", str(base["steps"])]
+    words += [
+        "--replicas",
+        str(base["replicas"]),
+        "--optimizer",
+        base["optimizer"],
+        "--seeds",
+        str(len(seeds)),
+    ]
+    for name, value in base["task_options"].items():
+        words += ["--option", f"{name}={value}"]
+    return shlex.join(words)

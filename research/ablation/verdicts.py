@@ -1,0 +1,163 @@
+"""Verdicts: which of the paper's claims the runs bear out, by a rule that is stated."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from research.ablation.rows import controller_start
+from research.ablation.summary import Case, Result
+
+__all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_losses", "sign_of"]
+
+Verdict = Literal["holds", "does not hold", "cannot be told"]
+
+VERDICT_RULE = (
+    "Losses are compared by their differences seed by seed: a claim holds if the 95 % interval of the "
+    "mean difference (Student's t) is on its side of zero, does not hold if it is on the other, and "
+    "cannot be told if it has zero in it. A row with a crash is not lower than one without; a row "
+    "without is lower than one that crashes on most seeds. Claims 1a and 1b hold if full HDET crashes on no "
+    "seed at High, and does not hold if it crashes on most. Claims marked ' are those at the best "
+    "plain LR, not at High as in the paper."
+)
+
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+_T = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, the verdict, and the numbers behind it."""
+
+    number: str
+    text: str
+    verdict: Verdict
+    why: str
+
+
+def sign_of(differences: Sequence[float]) -> tuple[int, float, float]:
+    """The sign of the mean as far as it can be told, the mean, and the half-width of its 95 % interval.
+
+    >>> sign_of([1.0, 2.0, 3.0])[0], sign_of([1.9, 2.0, 2.1])[0], sign_of([5.0])
+    (0, 1, (0, 5.0, inf))
+    """
+    count, mean = len(differences), statistics.fmean(differences)
+    if count < 2:
+        return 0, mean, math.inf
+    quantile = _T[count - 2] if count - 2 < len(_T) else 2.13
+    half = quantile * statistics.stdev(differences) / math.sqrt(count)
+    return (0 if abs(mean) <= half else int(math.copysign(1, mean))), mean, half
+
+
+def compare_losses(lower: Result, higher: Result) -> tuple[Verdict, str]:
+    """Whether the first row ends lower than the second, and the numbers."""
+    names = f"{lower.row.name} {lower.loss_text} against {higher.row.name} {higher.loss_text}"
+    seeds = sorted(lower.runs.keys() & higher.runs.keys())
+    if not seeds:
+        return "cannot be told", f"{names}: no seed has both"
+    if lower.num_crashed and not higher.num_crashed:
+        return "does not hold", names
+    if higher.num_crashed and not lower.num_crashed:
+        is_most = 2 * higher.num_crashed > len(higher.runs)
+        return ("holds" if is_most else "cannot be told"), names
+    if lower.num_crashed:
+        return "cannot be told", f"{names}: both crash"
+    pairs = [(lower.runs[s]["final_loss"], higher.runs[s]["final_loss"]) for s in seeds]
+    sign, mean, half = sign_of([b - a for a, b in pairs])
+    return _verdict(sign), f"{names}: lower by {mean:.4f} ± {half:.4f}"
+
+
+def _verdict(sign: int) -> Verdict:
+    return "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
+
+
+def claims(case: Case) -> list[Claim]:
+    """The paper's four claims, in parts where they have some; none while there is no Low and High."""
+    if case.chosen is None:
+        return []
+    full = case.result("hdet", "high")
+    pairs = [
+        ("2a", "HDET ends lower than the conservative baseline", case.result("plain", "low")),
+        ("2b", "HDET ends lower than the best plain LR", case.result("grid", "best")),
+    ]
+    return [
+        _stability(case, "1a", full),
+        _stability(case, "1b", case.result("hdet_local", "high")),
+        *(Claim(number, text, *compare_losses(full, other)) for number, text, other in pairs),
+        *_parts(case, "high", ""),
+        *_parts(case, "best", "'"),
+    ]
+
+
+def _parts(case: Case, at: str, mark: str) -> list[Claim]:
+    """What each part adds, all rows at one learning rate."""
+    full = case.result("hdet", at)
+    pairs = [
+        ("3a", "the warm start adds", "hdet_no_warm_start"),
+        ("3b", "the controller adds", "hdet_no_controller"),
+        ("3c", "HDET adds to what the controller's decay gives a plain run", "plain_decay"),
+    ]
+    if at == "best":
+        pairs.insert(0, ("2b", "HDET ends lower than plain training", "grid"))
+    return [
+        *(Claim(n + mark, text, *compare_losses(full, case.result(key, at))) for n, text, key in pairs),
+        _decay_order(case, full, "4" + mark),
+    ]
+
+
+def _stability(case: Case, number: str, full: Result) -> Claim:
+    assert case.chosen is not None
+    gradients = "local" if full.row.key == "hdet_local" else "shared"
+    text = f"HDET with {gradients} gradients trains stably where plain training diverges"
+    keys = ("grid", full.row.key, "plain_decay", "local_sgd", "warm_init")
+    rows = [case.result(key, "high") for key in keys]
+    why = f"at {case.chosen.high:g} crashed: " + ", ".join(
+        f"{'plain' if r.row.key == 'grid' else r.row.name} {r.num_crashed}/{len(r.runs)}" for r in rows
+    )
+    if not case.chosen.breaks:
+        return Claim(number, text, "cannot be told", f"no LR up to {case.chosen.high:g} breaks a plain run")
+    if not full.runs or 0 < 2 * full.num_crashed <= len(full.runs):
+        return Claim(number, text, "cannot be told", why)
+    return Claim(number, text, "does not hold" if full.num_crashed else "holds", why)
+
+
+def _decay_order(case: Case, full: Result, number: str) -> Claim:
+    """All groups start from one rate and share the fixed decay, so that only the signal can part them."""
+    text = "by its signal the controller decays the transformer's LR faster than that of biases and norms"
+    start = controller_start(case.facts["steps"])
+    by_seed = [
+        {
+            name.partition(".")[2]: statistics.fmean(math.log(lr) for step, lr in curve if step > start)
+            for name, curve in record["lrs"].items()
+        }
+        for record in full.runs.values()
+        if not record["crashed"]
+    ]
+    groups = sorted({name for means in by_seed for name in means})
+    if not {"transformer", "no_decay"} <= set(groups):
+        why = "the task must have groups 'transformer' and 'no_decay'" if groups else "every run crashed"
+        return Claim(number, text, "cannot be told", why)
+    gaps = [means["no_decay"] - means["transformer"] for means in by_seed]
+    sign, mean, half = sign_of(gaps)
+    orders = "; ".join(" < ".join(sorted(means, key=lambda name: means[name])) for means in by_seed)
+    why = f"log LR apart by {mean:.3f} ± {half:.3f}; lowest to highest, by seed: {orders}"
+    return Claim(number, text, _verdict(sign), why)

@@ -1,0 +1,254 @@
+"""Ledger: every run of a comparison as one JSON line, and the processes that add to it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hdet
+from hdet.core.checks import require_count
+from hdet.errors import HdetError
+from hdet.tasks.task import Task, load_task
+from research.compare.timing import seconds_in_turn
+from research.peers import METHODS
+from research.peers.base import Job
+
+__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "task_of", "timed_in_turn", "train_one"]
+
+Record = dict[str, Any]
+
+SWEEP = "sweep"
+"""Name of a point of the sweep: a run of ``plain_linear`` that has a learning rate but no start."""
+
+_KEY = ("task", "task_options", "optimizer", "method", "start", "seed", "steps", "replicas", "lr")
+
+
+def _key(record: Mapping[str, Any], names: Sequence[str]) -> str:
+    return json.dumps([record[name] for name in names], sort_keys=True)
+
+
+def read_ledger(path: Path, key: Sequence[str] = _KEY, result: str = "diverged") -> dict[str, Record]:
+    """The runs of a file of JSON lines by what they are; lines that a crash cut short are left out.
+
+    Args:
+        path: the file.
+        key: the fields that tell one run from another.
+        result: a field that a run has beside ``final_loss`` and ``seconds`` when it is done.
+    """
+    records = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        record = _parsed(line)
+        if isinstance(record, dict) and {*key, "final_loss", "seconds", result} <= record.keys():
+            records[_key(record, key)] = record
+    return records
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+class Ledger:
+    """The runs of a folder, one line each.
+
+    Args:
+        folder: is made if it is not there.
+        name: of the file.
+        key: see :func:`read_ledger`.
+        result: see :func:`read_ledger`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "compare.jsonl",
+        key: Sequence[str] = _KEY,
+        result: str = "diverged",
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self._names = folder / name, key
+        self._records = read_ledger(self.path, key, result)
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs."""
+        return list(self._records.values())
+
+    def find(self, specs: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+        """Those of these runs that are there."""
+        return (self._records[_key(spec, self._names)] for spec in specs if spec in self)
+
+    def __contains__(self, spec: Mapping[str, Any]) -> bool:
+        return _key(spec, self._names) in self._records
+
+    def add(self, record: Record) -> None:
+        """Append a run, complete on disk before this returns; one that is there already gives way."""
+        record = {"hdet": hdet.__version__} | ({"commit": _commit()} if _commit() else {}) | record
+        line = json.dumps(record, allow_nan=False) + "\n"
+        is_cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("\n" * is_cut + line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._records[_key(record, self._names)] = record
+
+
+class Workers:
+    """Processes that run what a ledger does not have yet; they start at the first need and serve to the end.
+
+    Args:
+        num_jobs: how many; 0 for one per core, 1 for this process itself.
+        train: makes a spec a record, a function that a process can import; None for a run of a peer.
+    """
+
+    def __init__(self, num_jobs: int = 0, train: Callable[[Record], Record] | None = None) -> None:
+        self._train = train
+        self._num_jobs = require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run_all(
+        self,
+        specs: Sequence[Record],
+        ledger: Ledger,
+        *,
+        on_done: Callable[[], None] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Run what is missing, several at a time; whether all is there in the end.
+
+        Args:
+            specs: the runs: records without results.
+            ledger: where results go.
+            on_done: called after every run.
+            should_stop: asked now and then.
+        """
+        missing = [spec for spec in specs if spec not in ledger]
+        is_alone = self._num_jobs == 1 or (self._pool is None and len(missing) <= 1)
+        for record in self._here(missing, should_stop) if is_alone else self._there(missing, should_stop):
+            ledger.add(record)
+            on_done()
+        return all(spec in ledger for spec in specs)
+
+    def _here(self, specs: Sequence[Record], should_stop: Callable[[], bool]) -> Iterator[Record]:
+        for spec in specs:
+            record = None if should_stop() else train_one(spec, self._train)
+            if record is None:
+                return
+            yield record
+
+    def _there(self, specs: Sequence[Record], should_stop: Callable[[], bool]) -> Iterator[Record]:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._num_jobs, mp_context=context, initializer=_prepare_worker)
+        left, waiting = deque(specs), set[Future["Record | None"]]()
+        is_stopped = False
+        while waiting or (left and not is_stopped):
+            # No more than are under way: what a pool has queued cannot be called off.
+            while left and not is_stopped and len(waiting) < self._num_jobs:
+                waiting.add(self._pool.submit(train_one, left.popleft(), self._train))
+            finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            is_stopped = is_stopped or should_stop()
+            for record in (future.result() for future in finished):
+                if record is None:
+                    is_stopped = True
+                else:
+                    yield record
+
+
+def _prepare_worker() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # but for the time of a run
+
+
+def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> Record | None:
+    """Run one, with ``train`` or as a peer; None if a Ctrl-C ended it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
+    try:
+        return (train or _train_one)(spec)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _train_one(spec: Record) -> Record:
+    task = task_of(spec)
+    method = METHODS["plain_linear" if spec["method"] == SWEEP else spec["method"]]
+    lr = task.learning_rate if spec["lr"] is None else spec["lr"]
+    try:
+        outcome = method.train(task, lr, spec["steps"], spec["seed"], spec["replicas"], spec["optimizer"])
+    except ValueError as error:
+        raise HdetError(f"method {spec['method']!r} cannot run: {error}") from error
+    found = outcome.found_lr
+    return spec | {
+        "final_loss": outcome.final_loss if math.isfinite(outcome.final_loss) else None,
+        "found_lr": found if found is not None and math.isfinite(found) else None,
+        "seconds": outcome.seconds,
+        "diverged": outcome.diverged,
+    }
+
+
+def timed_in_turn(record: Record) -> Record:
+    """A run's record, with its wall-clock over that of a plain run that takes turns with it."""
+    task = task_of(record)
+    job = Job(
+        task=task,
+        start_lr=task.learning_rate if record["lr"] is None else record["lr"],
+        steps=record["steps"],
+        seed=record["seed"],
+        num_replicas=record["replicas"],
+        optimizer_kind=record["optimizer"],
+    )
+    plain = METHODS["plain_linear"]
+    seconds_in_turn([plain], replace(job, steps=5))  # the first steps of a process take their time
+    ours, theirs = seconds_in_turn([METHODS[record["method"]], plain], job)
+    return record if ours is None or theirs is None else record | {"relative_seconds": ours / theirs}
+
+
+def task_of(spec: Mapping[str, Any]) -> Task:
+    """The task of a run, made once per process."""
+    return _task(spec["task"], json.dumps(spec["task_options"], sort_keys=True))
+
+
+@functools.lru_cache(maxsize=8)
+def _task(name: str, options: str) -> Task:
+    return load_task(name, json.loads(options))
+
+
+@functools.lru_cache(maxsize=1)
+def _commit() -> str | None:
+    """The commit of a checkout that runs; None for an installed package."""
+    root = Path(hdet.__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,78 @@
+"""hdet's own: the paper's controller, ours, the scout, the anchored controller, and both."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL
+from hdet.run.folder import RunFolder
+from hdet.run.runner import run
+from research.peers.base import Job, Method, Trained
+from research.peers.plain import TAIL_PLAN
+
+__all__ = ["METHODS"]
+
+
+def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
+    # One evaluation at each end: the time of more would be counted against us.
+    config = job.config(evaluate_every=job.steps, **settings)
+    if begins_at_peak:
+        # The paper's controller takes over the value that it meets: in the warmup it would stay at that.
+        config = replace(config, controller_start=round(config.warmup * config.steps))
+    with tempfile.TemporaryDirectory(prefix="hdet-compare-") as path:
+        folder = RunFolder.create(Path(path) / "run", config, {})
+        result = run(config, folder, task=job.task)
+    metrics = result.metrics if result.final_loss is not None else {}
+    return Trained(metrics, result.found_lr)
+
+
+def _method(name: str, description: str, **settings: Any) -> Method:
+    return Method(name=name, description=description, run=partial(_run, **settings))
+
+
+_PLAN = "10 % warmup, linear anneal"
+
+METHODS = (
+    _method(
+        "hdet_paper",
+        "replicas spread by 1/9; 10 % warmup, then the paper's controller (eq. 7), which replaces the anneal",
+        begins_at_peak=True,
+        controller="paper",
+        spread=1 / 9,
+    ),
+    _method(
+        "hdet_log",
+        f"replicas spread by 1/9, a controller of the log LR on the plan; {_PLAN}",
+        controller="log",
+        spread=1 / 9,
+    ),
+    _method(
+        "hdet_scout",
+        f"short trials of many LRs in the first steps, then a restart; {_PLAN}",
+        scout=True,
+        controller="none",
+        spread=0.0,
+    ),
+    _method(
+        "hdet_anchored",
+        f"the LR follows the gradient along the way travelled, within a factor 2, 4 for a group; {_PLAN}",
+        scout=False,
+        controller="anchored",
+        per_group=True,
+        spread=0.0,
+    ),
+    _method(
+        "hdet_both",
+        f"the scout, then the anchored controller; {TAIL_PLAN}",
+        scout=True,
+        controller="anchored",
+        per_group=True,
+        spread=0.0,
+        anneal_to=ANNEAL_TO,
+        average_tail=AVERAGE_TAIL,
+    ),
+)

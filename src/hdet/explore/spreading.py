@@ -1,0 +1,105 @@
+"""What every hyperparameter has: a spread, its scale, and bounds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hdet.core.checks import require_choice, require_number
+from hdet.errors import NoEffectWarning
+from hdet.explore.slots import Field
+from hdet.explore.tunable import Dial
+
+__all__ = ["Spreading", "read_number"]
+
+
+@dataclass(frozen=True, eq=False)
+class Spreading:
+    """Base of all hyperparameters: how far replicas differ."""
+
+    spread: float = 1 / 9
+    """Half-width of the multipliers, as a share of the base. Linear: from 1 - spread to 1 + spread. Log:
+    from 1 / (1 + spread) to 1 + spread."""
+
+    scale: Literal["linear", "log"] = "linear"
+    """Multipliers evenly spaced as in the paper (mean one), or in the logarithm (geometric mean one)."""
+
+    bounds: tuple[float, float] | None = None
+    """Every replica's value stays between them. The spread is narrowed on both sides alike where it would
+    reach beyond; a schedule that leaves them within a round is cut there."""
+
+    def __post_init__(self) -> None:
+        require_choice("scale", self.scale, ("linear", "log"))
+        self._require_spread("spread", self.spread)
+        if self.bounds is not None:
+            if not isinstance(self.bounds, Sequence) or len(self.bounds) != 2:
+                raise TypeError(f"bounds must be a pair (low, high), got {self.bounds!r}")
+            low, high = (
+                require_number(f"bounds[{i}]", bound, at_least=0) for i, bound in enumerate(self.bounds)
+            )
+            if not low < high:
+                raise ValueError(f"bounds must be a pair (low, high) with low < high, got {self.bounds!r}")
+            object.__setattr__(self, "bounds", (low, high))
+
+    def _require_spread(self, name: str, spread: float) -> None:
+        if self.scale == "linear":
+            remedy = "use scale='log' for a wider range"
+            require_number(name, spread, at_least=0, below=1, remedy=remedy)
+        else:
+            require_number(name, spread, at_least=0)
+
+    def _dial(
+        self,
+        name: str,
+        fields: Sequence[Field],
+        *,
+        spread: float | None = None,
+        floor: float | None = None,
+        changes_loss: bool = False,
+        is_scheduled: bool = False,
+    ) -> list[Dial]:
+        """A dial for these fields, after a check of where they stand; none if there are no fields."""
+        if not fields:
+            return []
+        dial = Dial(
+            name,
+            fields,
+            spread=self.spread if spread is None else spread,
+            scale=self.scale,
+            bounds=self.bounds,
+            floor=floor,
+            changes_loss=changes_loss,
+            is_scheduled=is_scheduled,
+        )
+        for field in fields:
+            is_plan = not field.is_static  # it may come from outside the bounds, and is cut there
+            if (
+                self.bounds is not None
+                and not is_plan
+                and not self.bounds[0] <= field.planned <= self.bounds[1]
+            ):
+                raise ValueError(
+                    f"{name} must start inside its bounds {self.bounds}, got {field.planned!r}: "
+                    "widen the bounds or change the value"
+                )
+        if dial.spread > 0 and dial.share == 0:
+            where = "zero" if fields[0].planned == 0 else f"{fields[0].planned!r}, at the end of its range"
+            warnings.warn(
+                f"{name} is {where}: a spread around it that is a share of the base has no width, so nothing "
+                "is explored. Start it at another value",
+                NoEffectWarning,
+                stacklevel=5,
+            )
+        return [dial]
+
+
+def read_number(name: str, value: object) -> float:
+    """``value`` as a float; integers and flags are refused, because factors near one mean nothing there."""
+    if isinstance(value, (bool, int)) or not isinstance(value, float):
+        raise TypeError(
+            f"{name} must hold a float to be explored, got {value!r} of type {type(value).__name__}: flags "
+            "and whole numbers have nothing in between; write it as a float if it is one"
+        )
+    return value

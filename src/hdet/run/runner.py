@@ -1,0 +1,296 @@
+"""Run a task from the first step to the last, and leave a folder that tells what happened."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hdet.errors import AllReplicasFailedError
+from hdet.run.config import RunConfig
+from hdet.run.folder import RunFolder, write_json
+from hdet.run.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
+from hdet.tasks.task import Task, load_task, options_of
+from hdet.telemetry import JsonlSink, RecordSink, RoundRecord
+from hdet.telemetry.trackers import Tee
+
+__all__ = ["Progress", "Result", "evaluate", "run"]
+
+_LOOK_EVERY = 10
+"""Steps between updates of the progress, and between looks at a stop that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is, for a progress bar."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean training loss of the last steps."""
+    base_lr: float
+    evaluation: float | None
+    """Last held-out loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to."""
+
+    status: Literal["finished", "stopped", "failed"]
+    final_loss: float | None
+    """Held-out loss of the averaged model at the last step."""
+    metrics: dict[str, float]
+    found_lr: float
+    """Peak learning rate as the run has corrected it."""
+    base_lr: float
+    """Peak learning rate that was asked for."""
+    steps: int
+    """Optimizer steps taken."""
+    seconds: float
+    run_dir: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; numbers that are not finite become None."""
+        return _plain(asdict(self))
+
+
+def run(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    sinks: Sequence[RecordSink] = (),
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_record: Callable[[RoundRecord], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    task: Task | None = None,
+    device: str = "cpu",
+    on_ready: Callable[[], None] = lambda: None,
+) -> Result:
+    """Train, evaluate, save.
+
+    With ``engine="torchrun"`` every rank calls it, with torch.distributed running; rank zero writes.
+
+    Args:
+        config: the settings.
+        folder: where everything goes.
+        resume: go on from the folder's checkpoint.
+        sinks: take every record too.
+        on_progress: called every few steps on every rank.
+        on_record: called for every record on rank zero.
+        should_stop: asked every few steps; a run that is stopped converges and saves.
+        task: the task, if it is already there.
+        device: of model and batches.
+        on_ready: called once everything is built and before anything is written; the folder must be there
+            when it returns.
+    """
+    task = task or load_task(config.task, config.task_options)
+    watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
+    trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
+        task, config, watch, device
+    )
+    on_ready()
+    seconds_before = 0.0
+    if resume:
+        state = folder.load_checkpoint()
+        trainer.load_state_dict(state["trainer"])
+        seconds_before = state["seconds"]
+        watch.corrections.update(state["corrections"])
+        watch.peaks.update(state["peaks"])
+    return _Run(task, config, folder, trainer, watch, seconds_before, device).train(on_progress, should_stop)
+
+
+class _Watch:
+    """Takes the engine's records, passes them on, and keeps what the result needs."""
+
+    def __init__(self, sinks: Tee, on_record: Callable[[RoundRecord], None]) -> None:
+        self._sinks, self._on_record = sinks, on_record
+        self.corrections: dict[str, float] = {}
+        self.peaks: dict[str, float] = {}
+
+    def write(self, record: RoundRecord) -> None:
+        self._sinks.write(record)
+        for name, trace in record.base_trace.items():
+            self.peaks[name] = max([self.peaks.get(name, 0.0), *trace])
+        # At the very end the plan is near zero and a quotient of two such numbers says little.
+        if record.signal or record.scout:
+            self.corrections.update(record.correction)
+        self._on_record(record)
+
+    def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        self._sinks.write_metrics(step, metrics)
+
+
+class _Run:
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig,
+        folder: RunFolder,
+        trainer: Trainer,
+        watch: _Watch,
+        seconds_before: float,
+        device: str,
+    ) -> None:
+        self._task, self._config, self._folder, self._trainer, self._watch = (
+            task,
+            config,
+            folder,
+            trainer,
+            watch,
+        )
+        self._seconds_before, self._start, self._device = seconds_before, time.monotonic(), device
+        self._losses: list[torch.Tensor] = []
+        self._train_loss = math.nan
+        self._metrics: dict[str, float] = {}
+        self._evaluated_at = -1
+
+    def train(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Result:
+        config, engine, trainer = self._config, self._trainer.engine, self._trainer
+        try:
+            if engine.num_steps == 0 and config.evaluation_interval < config.steps:
+                self._evaluate()
+            while engine.num_steps < config.steps:
+                self._losses.append(trainer.step())
+                step = engine.num_steps
+                is_end = step >= config.steps
+                if step % _LOOK_EVERY == 0 or is_end:
+                    self._take_losses()
+                    on_progress(self._progress(step))
+                if not is_end and self._may_stop(step) and trainer.any_process(should_stop()):
+                    self._evaluate()
+                    self._save()
+                    return self._finish("stopped", "asked to stop")
+                if is_end or (step % config.evaluation_interval == 0 and not engine.is_scouting):
+                    self._evaluate()
+                    self._save()
+            if self._evaluated_at != engine.num_steps:  # resumed at the very end
+                self._evaluate()
+            on_progress(self._progress(engine.num_steps))
+            if not math.isfinite(self._metrics["loss"]):
+                return self._finish("failed", "the held-out loss is not finite: lower --lr")
+            return self._finish("finished")
+        except AllReplicasFailedError as error:
+            return self._finish("failed", str(error))
+
+    def _may_stop(self, step: int) -> bool:
+        """Where a run can be saved without changing it: averaging within a round would."""
+        config = self._config
+        differ = config.spread > 0 or bool(config.explore) or config.noise_scale > 0
+        anywhere = self._trainer.engine.is_scouting or not (differ or config.gradients == "local")
+        return step % (_LOOK_EVERY if anywhere else config.sync_every) == 0
+
+    def _progress(self, step: int) -> Progress:
+        return Progress(
+            step=step,
+            steps=self._config.steps,
+            loss=self._train_loss,
+            base_lr=max(float(v) for k, v in self._trainer.engine.base.items() if k.startswith("lr")),
+            evaluation=self._metrics.get("loss"),
+        )
+
+    def _take_losses(self) -> None:
+        if self._losses:
+            self._train_loss = torch.stack([loss.mean() for loss in self._losses]).mean().item()
+            self._losses = []
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._start
+
+    def _evaluate(self) -> None:
+        self._take_losses()
+        step = self._trainer.engine.num_steps
+        if step:  # not before the first one: a warm start would be lost
+            self._trainer.converge()
+        with self._trainer.engine.base_values():
+            self._metrics = evaluate(self._task, self._trainer.model, self._device)
+        self._evaluated_at = step
+        if self._trainer.is_main:
+            train_loss = self._train_loss if math.isfinite(self._train_loss) else None
+            self._folder.add_evaluation(step, train_loss, _plain(self._metrics), self._seconds())
+            self._watch.write_metrics(step, self._metrics)
+
+    def _save(self) -> None:
+        # Replicas have converged, so that one rank's state is everybody's.
+        if self._trainer.is_main and math.isfinite(self._metrics["loss"]):
+            self._folder.save_checkpoint(
+                {
+                    "trainer": self._trainer.state_dict(),
+                    "seconds": self._seconds(),
+                    "corrections": dict(self._watch.corrections),
+                    "peaks": dict(self._watch.peaks),
+                }
+            )
+
+    def _finish(self, status: Literal["finished", "stopped", "failed"], reason: str = "") -> Result:
+        config = self._config
+        loss = math.nan if status == "failed" else self._metrics["loss"]
+        result = Result(
+            status=status,
+            final_loss=loss if math.isfinite(loss) else None,
+            metrics=_plain(self._metrics),
+            found_lr=self._found_lr(),
+            base_lr=config.lr,
+            steps=self._trainer.engine.num_steps,
+            seconds=self._seconds(),
+            run_dir=str(self._folder.path),
+            reason=reason,
+        )
+        if self._trainer.is_main:
+            write_json(self._folder.result, result.to_json())
+        return result
+
+    def _found_lr(self) -> float:
+        """The peak with the last correction on it; the largest base where a controller replaces the plan."""
+        factors = [v for k, v in self._watch.corrections.items() if k == "lr" or k.startswith("lr.")]
+        peaks = [v for k, v in self._watch.peaks.items() if k == "lr" or k.startswith("lr")]
+        if self._config.controller == "paper":
+            return max(peaks, default=self._config.lr)
+        if not factors:
+            return self._config.lr
+        return self._config.lr * math.exp(math.fsum(math.log(f) for f in factors) / len(factors))
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, device: str = "cpu") -> dict[str, float]:
+    """The task's metrics on its evaluation batches, in evaluation mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        metrics = task.metrics(model, [to_device(device, batch) for batch in task.evaluation_batches()])
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if "loss" not in metrics:
+        raise ValueError(
+            f"metrics of task {type(task).__name__} must hold 'loss', got {sorted(metrics)}: add it"
+        )
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """What config.json tells about the task beside the settings."""
+    return {"loss_unit": task.loss_unit, "task_settings": _plain(options_of(task))}
+
+
+def resume_hint(folder: RunFolder) -> str:
+    """The command that goes on with a run."""
+    return f"hdet resume {shlex.quote(str(folder.path))}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int, bool)) else repr(value)

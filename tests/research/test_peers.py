@@ -1,0 +1,322 @@
+"""Every method trains on the same batches; the rules that we wrote down ourselves follow their papers."""
+
+import itertools
+import math
+import sys
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+
+from hdet.errors import HdetError
+from hdet.run.config import RunConfig
+from hdet.run.folder import RunFolder
+from hdet.run.runner import evaluate, run
+from hdet.tasks.quadratic import Quadratic
+from hdet.tasks.task import load_task
+from research.peers import METHODS
+from research.peers.averaging import Outer
+from research.peers.base import Job, Method, Trained
+from research.peers.dog import DoG, average_into
+from research.peers.grid import lr_at, next_points
+from research.peers.hypergradient import Hypergradient
+from research.peers.mechanic import Mechanic
+from research.peers.members import Members
+from research.peers.pbt import exploits
+from research.peers.range_test import ramp, suggestion
+
+STEPS = MappingProxyType({"hdet_scout": 90, "hdet_both": 90})  # a scout does not fit into fewer
+
+
+def num_replicas(name):
+    return 8 if name in STEPS else 4
+
+
+class CountingQuadratic(Quadratic):
+    """Counts the batches that are taken from it."""
+
+    taken = 0
+
+    def train_batches(self, *, seed, replica=0, start=0):
+        for batch in super().train_batches(seed=seed, replica=replica, start=start):
+            CountingQuadratic.taken += 1
+            yield batch
+
+
+def train(name, task, lr, kind="adamw", seed=0):
+    return METHODS[name].train(task, lr, STEPS.get(name, 60), seed, num_replicas(name), kind)
+
+
+IN_PROCESS = [name for name in METHODS if name != "pbt_ray"]
+"""The other one has its own test, in test_pbt_ray.py."""
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.parametrize(("kind", "lr"), [("adamw", 0.2), ("sgd", 0.05)])
+def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_steps(name, kind, lr):
+    task = CountingQuadratic(size=20)
+    before = evaluate(task, task.build_model(0))["loss"]
+    CountingQuadratic.taken = 0
+    outcome = train(name, task, lr, kind)
+    if name != "best_of_sweep":
+        assert CountingQuadratic.taken == STEPS.get(name, 60) * num_replicas(name)
+    assert math.isfinite(outcome.final_loss)
+    assert outcome.final_loss < before
+    assert outcome.metrics["loss"] == outcome.final_loss
+    assert not outcome.diverged
+    assert outcome.seconds > 0
+    if name != "best_of_sweep":
+        again = train(name, task, lr, kind)
+        assert (again.final_loss, again.found_lr) == (outcome.final_loss, outcome.found_lr)
+        other = train(name, task, lr, kind, seed=1)
+        assert other.final_loss != outcome.final_loss
+
+
+@pytest.mark.parametrize("name", [name for name in IN_PROCESS if name != "best_of_sweep"])
+def test_a_method_trains_a_network_with_several_parameter_groups(name):
+    task = load_task("charlm", {"width": 8, "length": 8})
+    before = evaluate(task, task.build_model(0))["loss"]
+    kind = "sgd" if name == "dadaptation" else "adamw"
+    outcome = train(name, task, 0.01, kind)
+    assert outcome.final_loss < before
+
+
+def test_global_randomness_is_private_and_dropout_repeatable():
+    task = load_task("digits", {"dropout": 0.5})
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        losses.append(METHODS["plain_linear"].train(task, 0.01, 5, 0, 2).final_loss)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert losses[0] == losses[1]
+
+
+def test_plain_is_what_hdet_runs_without_exploration(tmp_path):
+    task = Quadratic(size=20)
+    outcome = METHODS["plain_linear"].train(task, 0.1, 40, 3, 4, "sgd")
+    config = RunConfig(
+        task="quadratic",
+        lr=0.1,
+        steps=40,
+        replicas=4,
+        optimizer="sgd",
+        spread=0.0,
+        controller="none",
+        probe=False,
+        seed=3,
+    )
+    result = run(config, RunFolder.create(tmp_path / "run", config, {}), task=task)
+    assert outcome.final_loss == pytest.approx(result.final_loss, rel=1e-5)
+
+
+def test_a_run_diverges_when_its_loss_is_lost_or_worse_than_untrained():
+    task = Quadratic(size=20)
+    lost = METHODS["plain_linear"].train(task, 1e6, 60, 0, 2, "sgd")
+    assert (lost.final_loss, lost.metrics, lost.diverged) == (math.inf, {}, True)
+    untrained = evaluate(task, task.build_model(0))["loss"]
+    for factor, has_diverged in ((1.9, False), (2.1, True), (math.nan, True)):
+        method = Method(
+            name="x", description="", run=lambda job, f=factor: Trained({"loss": f * untrained}, 1.0)
+        )
+        assert method.train(task, 1.0, 1).diverged is has_diverged
+
+
+@pytest.mark.parametrize("name", ["pbt", "local_sgd", "diloco", "hdet_log", "range_test"])
+def test_other_methods_survive_a_start_that_destroys_everything(name):
+    outcome = METHODS[name].train(Quadratic(size=20), 1e8, 60, 0, 4, "sgd")
+    assert outcome.diverged
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prodigyopt", None)
+    with pytest.raises(HdetError, match=r"pip install 'hdet\[peers\]'"):
+        METHODS["prodigy"].require()
+    with pytest.raises(HdetError, match="prodigyopt is missing"):
+        train("prodigy", Quadratic(size=2), 0.1)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(HdetError, match=r"ray is missing; it comes with: pip install 'hdet\[ray\]'"):
+        METHODS["pbt_ray"].require()
+    METHODS["plain_linear"].require()
+
+
+def test_bad_arguments_are_named():
+    task = Quadratic(size=2)
+    with pytest.raises(ValueError, match="optimizer_kind must be one of"):
+        METHODS["dog"].train(task, 0.1, 10, optimizer_kind="adam")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="start_lr must be a number above 0"):
+        METHODS["dog"].train(task, 0.0, 10)
+
+
+# --- rules by hand -------------------------------------------------------------------------------
+
+
+def point(*values):
+    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def give(parameter, *gradient):
+    parameter.grad = torch.tensor(gradient, dtype=torch.float64)
+
+
+def test_hypergradient_of_sgd():
+    x = point(1.0, 2.0)
+    optimizer = Hypergradient(torch.optim.SGD([x], lr=0.1), rate=0.01)
+    give(x, 2.0, 1.0)
+    optimizer.step()  # nothing before it: alpha stays
+    assert x.tolist() == pytest.approx([0.8, 1.9])
+    give(x, 3.0, -1.0)
+    optimizer.step()  # alpha = 0.1 + 0.01 (6 - 1) = 0.15
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.15)
+    assert x.tolist() == pytest.approx([0.8 - 0.45, 1.9 + 0.15])
+    give(x, -1.0, 0.0)
+    optimizer.step()  # 0.15 + 0.01 (-3) = 0.12
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.12)
+
+
+def test_hypergradient_with_momentum_multiplies_the_running_sum():
+    x, y = point(0.0), point(0.0)
+    optimizer = Hypergradient(
+        torch.optim.SGD([{"params": [x]}, {"params": [y]}], lr=0.1, momentum=0.5), rate=0.01
+    )
+    for gradient in (2.0, 4.0):  # u = 2, then 0.5 * 2 + 4 = 5
+        give(x, gradient)
+        give(y, 1.0)
+        optimizer.step()
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.1 + 0.01 * (4 * 2 + 1))  # one for all groups
+    give(x, 1.0)
+    give(y, 0.0)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 + 0.01 * (4 * 2 + 1) + 0.01 * 5)
+
+
+def test_hypergradient_of_adam():
+    x = point(1.0)
+    optimizer = Hypergradient(torch.optim.AdamW([x], lr=0.1, eps=0.0, weight_decay=0.0), rate=0.01)
+    give(x, 4.0)
+    optimizer.step()  # the first update of Adam is the sign
+    assert x.item() == pytest.approx(0.9)
+    give(x, 3.0)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 + 0.01 * 3)
+    first = (0.9 * 0.1 * 4 + 0.1 * 3) / (1 - 0.9**2)
+    second = (0.999 * 0.001 * 16 + 0.001 * 9) / (1 - 0.999**2)
+    assert x.item() == pytest.approx(0.9 - 0.13 * first / math.sqrt(second))
+
+
+def test_dog_divides_the_distance_by_the_gradients():
+    x = point(3.0, 4.0)
+    optimizer = DoG([x], relative_distance=0.01, eps=0.0)
+    give(x, 0.0, 2.0)
+    optimizer.step()  # eta = 0.01 (1 + 5) / 2
+    assert x.tolist() == pytest.approx([3.0, 4.0 - 0.06])
+    give(x, 0.0, 1.5)
+    optimizer.step()  # it has moved by 0.06: eta = 0.06 / sqrt(4 + 2.25)
+    assert optimizer.step_size == pytest.approx(0.06 / 2.5)
+    assert x.tolist() == pytest.approx([3.0, 3.94 - 0.036])
+    give(x, 6.0, 0.0)
+    optimizer.step()
+    assert optimizer.step_size == pytest.approx(0.096 / 6.5)
+
+
+def test_dog_is_evaluated_at_a_polynomial_average():
+    model, average = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    for step, value in enumerate((1.0, 2.0, 4.0), 1):
+        nn.init.constant_(model.weight, value)
+        average_into(average, model, step, gamma=8.0)
+    after_two = 1 + 9 / 10 * (2 - 1)  # weights (1 + 8) / (t + 8): 1, 9/10, 9/11
+    assert average.weight.item() == pytest.approx(after_two + 9 / 11 * (4 - after_two))
+
+
+def test_mechanic_scales_the_sum_of_updates():
+    x = point(1.0)
+    optimizer = Mechanic(torch.optim.SGD([x], lr=1.0), scale=0.06, decay=0.5, eps=0.0001)
+    give(x, 2.0)
+    optimizer.step()  # no sum yet, so that h = 0 and s = 0; the sum becomes -2
+    assert (x.item(), optimizer.scale) == (1.0, 0.0)
+    give(x, 3.0)
+    optimizer.step()  # h = -2 * 3; s = 0.01 |h| / (|h| + eps) for each of six; the sum becomes -5
+    first = 6 * 0.01 * 6 / 6.0001
+    assert optimizer.scale == pytest.approx(first)
+    assert x.item() == pytest.approx(1 - 5 * first)
+    give(x, 1.0)
+    optimizer.step()  # h = -5 (1 + 0.5 s |g| x / |x|); r = -s_i h
+    h = -5 * (1 + 0.5 * first)
+    expected = [
+        (0.01 * max(beta * 6, -h) - first / 6 * h) / (math.sqrt(beta**2 * 36 + h**2) + 0.0001)
+        for beta in (1 - 0.1**k for k in range(1, 7))
+    ]
+    assert optimizer.scale == pytest.approx(sum(expected))
+    assert x.item() == pytest.approx(1 - 6 * sum(expected))
+
+
+def test_the_outer_step_of_diloco():
+    outer = Outer([torch.tensor([1.0, 2.0])], lr=0.7, momentum=0.9)
+    outer.step([torch.tensor([0.0, 3.0])])  # delta (1, -1), b the same
+    assert outer.weights[0].tolist() == pytest.approx([1 - 0.7 * 1.9, 2 + 0.7 * 1.9])
+    x = 1 - 0.7 * 1.9
+    outer.step([torch.tensor([x - 0.5, 3.33])])  # delta 0.5, b = 0.9 + 0.5
+    assert outer.weights[0][0].item() == pytest.approx(x - 0.7 * (0.5 + 0.9 * 1.4))
+
+
+def test_pbt_replaces_the_worst_quarter_by_the_best():
+    scores = [5.0, 1.0, 9.0, 2.0, 3.0, math.inf, 4.0, 6.0]
+    seen = {e for seed in range(50) for e in exploits(scores, torch.Generator().manual_seed(seed))}
+    assert seen == set(itertools.product((2, 5), (1, 3), (0.8, 1.25)))
+    for seed in range(5):
+        assert [t for t, _, _ in exploits(scores, torch.Generator().manual_seed(seed))] == [2, 5]
+    assert exploits([1.0], torch.Generator()) == []
+    assert [(t, s) for t, s, _ in exploits([2.0, 1.0], torch.Generator())] == [(0, 1)]
+
+
+def test_members_train_as_torch_does_and_copy_everything():
+    task = load_task("digits")
+    job = Job(task=task, start_lr=0.01, steps=4, seed=0, num_replicas=2, optimizer_kind="adamw")
+    members = Members(job)
+    lrs = [0.01, 0.03]
+    for _ in range(3):
+        members.step(lrs)
+    for replica, lr in enumerate(lrs):
+        model = job.build_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+        for batch in itertools.islice(task.train_batches(seed=0, replica=replica), 3):
+            optimizer.zero_grad()
+            task.loss(model, batch).backward()
+            optimizer.step()
+        members.stack.write_template(replica)
+        for found, expected in zip(members.model.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(found, expected)
+    members.copy(source=1, target=0)
+    rows = [*members.stack.matrices, *members.moments[0].values()]
+    assert len(rows) == 3
+    assert all(torch.equal(row[0], row[1]) for row in rows)
+
+
+def test_the_range_test_suggests_the_steepest_fall():
+    lrs = [10.0**k for k in range(20)]
+    # Differences in the middle: the steepest is from point 13 to 15, thus at 14.
+    losses = [9.0] * 13 + [8.8, 7.0, 5.5, 5.2, 5.1, 5.1, 50.0]
+    assert suggestion(lrs, losses) == lrs[14]
+    assert suggestion(lrs, [100.0, *range(99, 89, -1), *[80.0] * 9]) == lrs[10]  # the beginning is left out
+    assert suggestion(lrs[:12], losses[:12]) is None
+
+
+def test_the_ramp_grows_by_a_million_and_stops_at_four_times_the_best():
+    job = Job(task=Quadratic(size=20), start_lr=0.1, steps=60, seed=0, num_replicas=2, optimizer_kind="sgd")
+    lrs, losses = ramp(job, job.build_model(), job.batches(), 50)
+    assert lrs[0] == pytest.approx(1e-4)
+    assert lrs[1] / lrs[0] == pytest.approx(1e6 ** (1 / 49))
+    assert len(lrs) == len(losses) < 50  # SGD on a quadratic cannot take 100
+    assert not losses[-1] <= 4 * min(losses)
+    assert all(loss <= 4 * min(losses[: i + 1]) for i, loss in enumerate(losses[:-1]))
+
+
+def test_the_grid_widens_to_an_inner_best_and_refines_it():
+    known: dict[int, float] = {}
+    while points := next_points(known, 1.0):
+        known |= {p: abs(p - 11.2) for p in points}  # best at 10^2.8, beyond the first grid's 10^2
+    assert min(known, key=lambda p: known[p]) == 11
+    assert {10, 11, 12} <= set(known)  # four per factor of ten on both sides of the best
+    assert lr_at(max(known)) / lr_at(min(known)) >= 1e4
+    assert next_points(dict.fromkeys(range(-20, 10, 2), math.inf), 1.0) == []  # it gives up in the end

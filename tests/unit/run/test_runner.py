@@ -1,0 +1,167 @@
+"""A run leaves a complete folder, stops and resumes to the bit, and says so when it fails."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+import hdet
+from hdet.run.config import RunConfig
+from hdet.run.folder import RunFolder
+from hdet.run.runner import run
+from hdet.run.sweep import log_grid, run_many, sweep
+from hdet.telemetry import Records
+from tests.helpers.replicas import run_replicas
+
+BASE = RunConfig(
+    task="quadratic", task_options={"size": 10}, lr=0.05, steps=60, replicas=4, optimizer="sgd", sync_every=10
+)
+
+
+def start(tmp_path, name="run", config=BASE, **arguments):
+    folder = RunFolder.create(tmp_path / name, config, {})
+    return run(config, folder, **arguments), folder
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    seen = Records()
+    result, folder = start(tmp_path, sinks=[seen])
+    assert result.status == "finished"
+    assert (result.steps, result.base_lr) == (60, 0.05)
+    assert json.loads(folder.result.read_text()) == result.to_json()
+    assert len(seen) == len(hdet.read_records(folder.records)) == 6
+    evaluations = [json.loads(line) for line in folder.evaluations.read_text().splitlines()]
+    assert [e["step"] for e in evaluations] == list(range(0, 61, 10))
+    assert evaluations[-1]["loss"] == result.final_loss < evaluations[0]["loss"]
+    assert folder.read_config() == dataclasses.replace(BASE, name="run")
+    assert {"command", "hdet", "torch", "python"} <= set(json.loads(folder.environment.read_text()))
+    correction = hdet.read_records(folder.records)[-1].correction["lr"]
+    assert result.found_lr == pytest.approx(0.05 * correction)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"spread": 0.0, "controller": "none"},
+        {"spread": 0.0, "controller": "none", "noise_scale": 0.01, "optimizer": "adamw"},
+        {"gradients": "local", "noise_scale": 0.01},
+        {"optimizer": "adamw", "explore": {"weight_decay": 0.5}, "weight_decay": 0.1, "per_group": True},
+        {"controller": "paper"},
+        {
+            "spread": 0.0,
+            "replicas": 8,
+            "optimizer": "adamw",
+            "scout": True,
+            "steps": 200,
+            "controller": "anchored",
+        },
+    ],
+    ids=str,
+)
+def test_a_stopped_run_resumes_to_the_bit(tmp_path, changes):
+    config = dataclasses.replace(BASE, **changes)
+    whole, _ = start(tmp_path, "whole", config)
+    calls, num_looks = [], 8 if config.scout else 2  # within the scout a fan is begun again
+    stopped, folder = start(
+        tmp_path, "parts", config, should_stop=lambda: len(calls) == num_looks or bool(calls.append(1))
+    )
+    assert (stopped.status, stopped.steps) == ("stopped", 10 * num_looks + 10)
+    resumed = run(config, folder, resume=True)
+    assert resumed.status == "finished"
+    assert resumed.final_loss == whole.final_loss
+    assert resumed.found_lr == pytest.approx(whole.found_lr, rel=1e-12)
+    one, two = (hdet.read_records(tmp_path / n / "records.jsonl")[-1] for n in ("whole", "parts"))
+    assert one.losses == two.losses
+
+
+def test_equal_replicas_are_computed_as_one(tmp_path):
+    # Spread 0 trains one model on all batches; it must be what four equal replicas would be.
+    plain = dataclasses.replace(BASE, spread=0.0, controller="none")
+    joined, folder = start(tmp_path, "joined", plain)
+    assert hdet.read_records(folder.records)[-1].num_replicas == 4
+    tiny, _ = start(tmp_path, "tiny", dataclasses.replace(plain, spread=1e-9))
+    assert joined.final_loss == pytest.approx(tiny.final_loss, rel=1e-5)
+
+
+def test_a_run_that_diverges_fails_and_keeps_the_last_good_checkpoint(tmp_path):
+    result, folder = start(tmp_path, config=dataclasses.replace(BASE, lr=1e9))
+    assert result.status == "failed"
+    assert result.reason
+    assert result.final_loss is None
+    assert not folder.checkpoint.exists()
+    # The same learning rate from a good checkpoint on: it stays what it was.
+    calls = []
+    _, folder = start(tmp_path, "good", should_stop=lambda: len(calls) == 2 or bool(calls.append(1)))
+    before = folder.checkpoint.read_bytes()
+    state = folder.load_checkpoint()
+    state["trainer"]["param_groups"][0] |= {"lr": 1e9, "initial_lr": 1e9}
+    state["trainer"]["engine"]["scheduler"]["base_lrs"] = [1e9]
+    folder.save_checkpoint(state)
+    before = folder.checkpoint.read_bytes()
+    assert run(BASE, folder, resume=True).status == "failed"
+    assert folder.checkpoint.read_bytes() == before
+
+
+def test_a_folder_is_never_overwritten_by_accident(tmp_path):
+    start(tmp_path)
+    with pytest.raises(ValueError, match=r"out must be a folder without a run, got .*hdet resume"):
+        start(tmp_path)
+
+
+def test_errors_name_the_setting():
+    for changes, message in (
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0"),
+        ({"engine": "cloud"}, "engine must be one of"),
+        ({"explore": {"colour": 0.5}}, "explore must be one of"),
+        ({"engine": "torchrun", "gradients": "local"}, "gradients must be 'shared'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(BASE, **changes)
+
+
+def _rank(rank, folder):
+    config = dataclasses.replace(BASE, engine="torchrun", replicas=2)
+    if rank == 0:
+        RunFolder.create(folder, config, {})
+    torch.distributed.barrier()
+    calls = []
+    stop = run(config, RunFolder(folder), should_stop=lambda: len(calls) == 2 or bool(calls.append(1)))
+    torch.distributed.barrier()
+    go_on = run(config, RunFolder(folder), resume=True)
+    return stop.status, stop.steps, go_on.final_loss
+
+
+def test_ranks_end_where_virtual_replicas_do_and_stop_together(tmp_path):
+    virtual, _ = start(tmp_path, "virtual", dataclasses.replace(BASE, replicas=2))
+    results = run_replicas(_rank, 2, tmp_path / "ranks")
+    assert results[0] == results[1]
+    assert results[0][:2] == ("stopped", 30)
+    assert results[0][2] == pytest.approx(virtual.final_loss, rel=1e-5)
+
+
+def test_sweep_marks_the_best_and_does_not_run_points_again(tmp_path):
+    config = dataclasses.replace(BASE, spread=0.0, controller="none")
+    grid = log_grid(0.01, 1, 1)
+    outcome = sweep(config, grid, tmp_path, num_jobs=2)
+    assert [p["base_lr"] for p in outcome.points] == grid
+    assert outcome.best is not None
+    assert outcome.best["final_loss"] == min(p["final_loss"] for p in outcome.points if p["final_loss"])
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("result.json")}
+    finer = sweep(config, log_grid(0.01, 1, 2), tmp_path, num_jobs=2)
+    assert len(finer.points) == 5
+    assert all(p.stat().st_mtime_ns == t for p, t in before.items())
+    with pytest.raises(ValueError, match=r"has another steps"):
+        sweep(dataclasses.replace(config, steps=50), grid, tmp_path)
+
+
+def test_a_sweep_that_is_stopped_goes_on(tmp_path):
+    config = dataclasses.replace(BASE, spread=0.0, controller="none", steps=500)
+    jobs = [(dataclasses.replace(config, lr=0.01 + i / 1000), tmp_path / f"{i}") for i in range(6)]
+    done = []
+    results = run_many(jobs, num_jobs=1, on_done=done.append, should_stop=lambda: done[-1] >= 1)
+    assert None in results
+    results = run_many(jobs, num_jobs=1)
+    assert all(result is not None and math.isfinite(result["final_loss"]) for result in results)
