@@ -51,9 +51,9 @@ def _train(job: Job, build: Callable[[Members], Callable[[], None]]) -> Trained:
         if not members.step([lr] * members.count).isfinite().all():
             raise Diverged
         if step % _SYNC_EVERY == 0 or step == job.steps:
-            members.stack.average_(range(members.count))
+            members.rows.average_(range(members.count))
             after_average()
-    members.stack.write_template(0)
+    members.rows.write_template(0)
     return Trained(evaluate(job.task, members.model))
 
 
@@ -63,11 +63,11 @@ def _local_sgd(job: Job) -> Trained:
 
 def _diloco(job: Job) -> Trained:
     def build(members: Members) -> Callable[[], None]:
-        outer = Outer([matrix[0] for matrix in members.stack.matrices])
+        outer = Outer([matrix[0] for matrix in members.rows.matrices])
 
         def after_average() -> None:
-            outer.step([matrix[0] for matrix in members.stack.matrices])
-            for matrix, weight in zip(members.stack.matrices, outer.weights, strict=True):
+            outer.step([matrix[0] for matrix in members.rows.matrices])
+            for matrix, weight in zip(members.rows.matrices, outer.weights, strict=True):
                 matrix.copy_(weight.expand_as(matrix))
 
         return after_average

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
+from hdet.replicas.rows import join
 from hdet.run.config import RunConfig
 from hdet.run.runner import evaluate
 from hdet.run.trainers import build_optimizer
 from hdet.tasks.task import Task
-from hdet.virtual.stack import join
 
 __all__ = ["Diverged", "Job", "Method", "OptimizerKind", "Outcome", "Trained", "descend", "load_package"]
 

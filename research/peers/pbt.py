@@ -67,7 +67,7 @@ def _run(job: Job) -> Trained:
     best = min(range(members.count), key=lambda i: scores[i])
     if not math.isfinite(scores[best]):
         raise Diverged
-    members.stack.write_template(best)
+    members.rows.write_template(best)
     return Trained(evaluate(job.task, members.model), lrs[best])
 
 

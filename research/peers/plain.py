@@ -7,7 +7,7 @@ from functools import partial
 
 from hdet.core.shape import Anneal, one_cycle
 from hdet.core.tail import tail_steps
-from hdet.ensemble.tail import Tail
+from hdet.ensemble.tail import TailMean
 from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL
 from hdet.run.runner import evaluate
 from research.peers.base import Job, Method, Trained, descend
@@ -27,7 +27,7 @@ def plain_run(
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
     parameters = job.parameters(model)
-    steps, tail, counter = tail_steps(job.steps, average_tail), Tail(parameters), itertools.count(1)
+    steps, tail, counter = tail_steps(job.steps, average_tail), TailMean(parameters), itertools.count(1)
 
     def take() -> None:
         step = next(counter)

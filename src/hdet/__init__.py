@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hdet.core.anchored import AnchoredController
 from hdet.core.controller import Controller
 from hdet.core.scout import Scout
-from hdet.ensemble import Ensemble, warm_start
+from hdet.ensemble import Ensemble
 from hdet.errors import (
     AllReplicasFailedError,
     CannotVectorizeError,
@@ -16,13 +16,16 @@ from hdet.errors import (
     IdenticalLossWarning,
     NoEffectWarning,
     NotConvergedWarning,
+    NotFiniteError,
+    ReplicasDifferError,
 )
 from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
-from hdet.replicas import finite_mean_hook
+from hdet.replicas import finite_mean_hook, warm_start
 from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
 from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
 
 if TYPE_CHECKING:
+    from hdet.ensemble import VirtualEnsemble
     from hdet.explore.module_attributes import (
         AttentionScale,
         AttentionTemperature,
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from hdet.explore.scalar import Scalar
     from hdet.schedules.prior import Prior, prior_from
     from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
-    from hdet.virtual import VirtualEnsemble
 
 __version__ = "0.1.0"
 
@@ -60,10 +62,12 @@ __all__ = [
     "Momentum",
     "NoEffectWarning",
     "NotConvergedWarning",
+    "NotFiniteError",
     "OneCycleAutoLR",
     "Prior",
     "Records",
     "ReplayLR",
+    "ReplicasDifferError",
     "RoundRecord",
     "Scalar",
     "Scout",
@@ -93,7 +97,7 @@ _LAZY = {
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
     "prior_from": "hdet.schedules.prior",
-    "VirtualEnsemble": "hdet.virtual",
+    "VirtualEnsemble": "hdet.ensemble",
     "WandbSink": "hdet.telemetry.trackers",
 }
 

@@ -11,6 +11,8 @@ __all__ = [
     "IdenticalLossWarning",
     "NoEffectWarning",
     "NotConvergedWarning",
+    "NotFiniteError",
+    "ReplicasDifferError",
 ]
 
 
@@ -22,8 +24,16 @@ class ConfigurationMismatchError(HdetError, ValueError):
     """Replicas were built with different settings, or lost step with each other."""
 
 
-class AllReplicasFailedError(HdetError, RuntimeError):
+class NotFiniteError(HdetError, RuntimeError):
+    """Parameters are not finite, so they are neither averaged nor saved."""
+
+
+class AllReplicasFailedError(NotFiniteError):
     """No replica has finite parameters and a finite loss: there is nothing left to average."""
+
+
+class ReplicasDifferError(HdetError, RuntimeError):
+    """Replicas that ought to hold the same parameters do not."""
 
 
 class CannotVectorizeError(HdetError, RuntimeError):

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hdet.replicas import Averager, Replicas
+from hdet.replicas import Averager, ReplicaGroup
+from hdet.replicas.health import all_finite
 from tests.helpers.replicas import run_replicas
 
 
@@ -42,7 +43,7 @@ def average_all(rank: int, bucket_mib: float, excluded: list[int]) -> list[torch
         for t in tensors:
             t.fill_(float("nan"))
     count = dist.get_world_size() - len(excluded)
-    averager = Averager(Replicas.of(None), bucket_mib=bucket_mib)
+    averager = Averager(ReplicaGroup.of(None), bucket_mib=bucket_mib)
     averager.average_(tensors, contribute=rank not in excluded, num_contributors=count)
     return tensors
 
@@ -67,7 +68,7 @@ def test_every_replica_receives_the_mean(world_size: int, bucket_mib: float, exc
 
 def average_equal(rank: int) -> list[torch.Tensor]:
     tensors = tensors_of(0)
-    Averager(Replicas.of(None)).average_(tensors)
+    Averager(ReplicaGroup.of(None)).average_(tensors)
     return tensors
 
 
@@ -81,7 +82,7 @@ def test_the_mean_of_equal_values_is_exact(world_size: int) -> None:
 def average_half(rank: int) -> torch.Tensor:
     # 4096 + 1 is not a bfloat16 or float16; a sum in half precision would lose the ones.
     tensor = torch.full((8,), 2048.0 if rank == 0 else 1.0, dtype=torch.float16)
-    Averager(Replicas.of(None)).average_([tensor])
+    Averager(ReplicaGroup.of(None)).average_([tensor])
     return tensor
 
 
@@ -94,7 +95,7 @@ def peak_memory(rank: int, bucket_mib: float) -> float:
     """Extra bytes that averaging allocates at most, over the bucket."""
     tensors = [torch.randn(50_000) for _ in range(40)]
     with torch.profiler.profile(profile_memory=True) as profile:
-        Averager(Replicas.of(None), bucket_mib=bucket_mib).average_(tensors)
+        Averager(ReplicaGroup.of(None), bucket_mib=bucket_mib).average_(tensors)
     events = profile.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
     live, peak = 0, 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -111,7 +112,7 @@ def test_peak_extra_memory_is_one_bucket() -> None:
 
 def test_alone_nothing_happens() -> None:
     tensor: Any = torch.ones(2)
-    Averager(Replicas.of(None)).average_([tensor])
+    Averager(ReplicaGroup.of(None)).average_([tensor])
     assert tensor.tolist() == [1, 1]
 
 
@@ -119,11 +120,11 @@ def test_alone_nothing_happens() -> None:
 def test_one_bad_element_is_found_in_any_tensor(bad: float) -> None:
     for i in range(len(tensors_of(0))):
         tensors = tensors_of(0)
-        assert Averager(Replicas.of(None)).all_finite(tensors)
+        assert all_finite(tensors)
         if tensors[i].numel():
             tensors[i].view(-1)[-1:].fill_(bad) if tensors[i].is_contiguous() else tensors[i][-1].fill_(bad)
-            assert not Averager(Replicas.of(None)).all_finite(tensors)
+            assert not all_finite(tensors)
 
 
 def test_large_half_precision_values_are_finite() -> None:
-    assert Averager(Replicas.of(None)).all_finite([torch.full((1000,), 60000.0, dtype=torch.float16)])
+    assert all_finite([torch.full((1000,), 60000.0, dtype=torch.float16)])

@@ -590,15 +590,15 @@ def test_a_checkpoint_loads_into_another_number_of_replicas(kind: str) -> None:
         assert [r[0] for r in resumed[0]["records"]] == [15, 20, 25, 30]
         mean = sum(torch.tensor(r["values"][0]) for r in resumed) / num_replicas
         # Multipliers of the new number of replicas have mean one: the base goes on where it was.
-        bases = [dial["planned"][0] for dial in _dials(whole[0]["scheduler"]).values()]
-        held = [dial["held"] for dial in _dials(whole[0]["scheduler"]).values()]
-        corrections = [dial["correction"] for dial in _dials(whole[0]["scheduler"]).values()]
+        bases = [tunable["scheduled"][0] for tunable in _tunables(whole[0]["scheduler"]).values()]
+        held = [tunable["held"] for tunable in _tunables(whole[0]["scheduler"]).values()]
+        corrections = [tunable["correction"] for tunable in _tunables(whole[0]["scheduler"]).values()]
         expected = [h[0] if h else b * c for b, h, c in zip(bases, held, corrections, strict=True)]
         torch.testing.assert_close(torch.as_tensor(mean), torch.tensor(expected), rtol=1e-6, atol=0)
 
 
-def _dials(state: dict[str, Any]) -> dict[str, Any]:
-    return state.get("ensemble", state)["dials"]
+def _tunables(state: dict[str, Any]) -> dict[str, Any]:
+    return state.get("ensemble", state)["tunables"]
 
 
 def unconverged_state(rank: int) -> list[str]:

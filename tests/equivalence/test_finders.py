@@ -204,9 +204,9 @@ def test_where_control_times_are_far_apart_only_some_steps_are_measured(kind, pe
     monkeypatch.setattr("hdet.core.anchored._MEASURED_PER_GAP", 2)  # as if the run were eight times as long
     expected = refer(kind, 4, None, ANCHORED)
     trainer = Virtual(kind, 4, None, ANCHORED)
-    anchor, num_measured = trainer.engine._anchor, 0
+    steering, num_measured = trainer.engine.steering, 0
     while trainer.engine.num_steps < S:
-        num_measured += anchor.is_measuring
+        num_measured += steering.is_measuring
         lrs = [group["lr"] for group in trainer.engine.optimizer.param_groups]
         assert lrs == pytest.approx(expected.lrs[trainer.engine.num_steps], rel=1e-9)
         trainer.step()
@@ -222,7 +222,7 @@ def _shifted(replica: int, step: int) -> tuple[Tensor, Tensor]:
 
 def _with_a_jump(rank):
     trainer = Rank("adam", rank, None, ANCHORED, data=_shifted)
-    return train(trainer)[0], trainer.engine._anchor.num_brakes
+    return train(trainer)[0], trainer.engine.steering.memory.num_brakes
 
 
 def test_where_the_loss_jumps_up_all_go_back_to_the_plan():
@@ -273,13 +273,13 @@ def test_a_run_that_brakes_resumes_to_the_bit(stop, monkeypatch):
     monkeypatch.setattr("hdet.core.anchored._MEASURED_PER_GAP", 2)
     whole = Virtual("adam", 2, None, ANCHORED, data=_shifted)
     expected, _ = train(whole)
-    assert whole.engine._anchor.num_brakes
+    assert whole.engine.steering.memory.num_brakes
     first = Virtual("adam", 2, None, ANCHORED, data=_shifted)
     train(first, until=stop)
     second = Virtual("adam", 2, None, ANCHORED, data=_shifted)
     second.load(first.save())
     assert train(second)[0] == expected[stop:]
-    assert second.engine._anchor.state_dict()["watch"] == whole.engine._anchor.state_dict()["watch"]
+    assert second.engine.steering.memory.watch == whole.engine.steering.memory.watch
 
 
 STOPS = [0, 4, 17, 25, 45, 60, 110]
@@ -317,7 +317,7 @@ def test_copies_in_bfloat16_follow_the_exact_ones_and_resume_to_the_bit():
     exact, rounded = Virtual("adam", 4, None, ANCHORED), Virtual("adam", 4, None, half)
     lrs, (mine, _) = train(exact)[0], train(rounded)
     assert_same(mine, lrs, rtol=0.05)
-    pairs = zip(exact.engine._anchor.average, rounded.engine._anchor.average, strict=True)
+    pairs = zip(exact.engine.steering.anchor.average, rounded.engine.steering.anchor.average, strict=True)
     for (true,), (kept,) in pairs:
         assert kept.dtype == torch.bfloat16
         moved = (true - kept.double()).abs()
@@ -328,7 +328,7 @@ def test_copies_in_bfloat16_follow_the_exact_ones_and_resume_to_the_bit():
     resumed = Virtual("adam", 4, None, half)
     resumed.load(whole.save())
     assert train(resumed)[0] == mine[70:]
-    last = zip(resumed.engine._anchor.average, rounded.engine._anchor.average, strict=True)
+    last = zip(resumed.engine.steering.anchor.average, rounded.engine.steering.anchor.average, strict=True)
     assert all(torch.equal(a, b) for (a,), (b,) in last)
 
 
@@ -343,7 +343,7 @@ def _resumed_from_the_first_rank(rank, stop):
     whole = train(Rank("adam", rank, None, ANCHORED, explore=spread))[1]
     first = Rank("adam", rank, None, ANCHORED, explore=spread)
     train(first, until=stop)
-    between = first.engine._anchor._num_summed
+    between = first.engine.steering.anchor.num_summed
     saved = [first.save()]
     torch.distributed.broadcast_object_list(saved, src=0)
     second = Rank("adam", rank, None, ANCHORED, explore=spread)
@@ -414,7 +414,7 @@ def test_the_start_hardly_matters(factor, monkeypatch):
 def test_the_gate_closes_where_the_probe_keeps_rising():
     scores = iter([1.0, 0.5, 0.6, 0.7, 0.8, 0.9, *[1.0] * 20])
     trainer = Virtual("adam", 2, None, hdet.AnchoredController(), join_equal=True)
-    trainer.engine._score = lambda model: next(scores)
+    trainer.ensemble.replicas.probe = lambda model: next(scores)
     train(trainer)
     assert next(r.step for r in trainer.records if r.gate) == 50
     assert trainer.records[-1].gate == "the loss on the probe keeps above its lowest"
@@ -434,7 +434,7 @@ def _count_probes(rank, count):
         controller, seen = hdet.AnchoredController(repeats_after=limit), []
         if count:
             trainer = Virtual("adam", count, None, controller, join_equal=True)
-            trainer.engine._score = lambda model, seen=seen: seen.append(1) or 1.0
+            trainer.ensemble.replicas.probe = lambda model, seen=seen: seen.append(1) or 1.0
         else:
             trainer = Rank("adam", rank, None, controller, probe=lambda seen=seen: seen.append(1) or 1.0)
         for _ in range(100):
@@ -459,9 +459,9 @@ def test_without_a_probe_the_last_training_losses_decide():
     )
     for step in range(S):
         ensemble.step([batch(r, step) for r in range(8)])
-    decided = next(r.scout for r in records if "factor" in r.scout)
-    assert math.isfinite(decided["factor"])
-    assert decided["factor"] > 1  # 0.004 is low for this problem
+    decided = next(r.scout.decision for r in records if r.scout and r.scout.decision)
+    assert math.isfinite(decided.factor)
+    assert decided.factor > 1  # 0.004 is low for this problem
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -470,7 +470,7 @@ def test_few_replicas_take_several_fans(count):
     train(trainer)
     fans = [r.scout for r in trainer.records if r.scout]
     assert len(fans) >= 2 * math.ceil(6 / count)
-    assert fans[-1]["factor"] > 1
+    assert fans[-1].decision.factor > 1
 
 
 def test_the_gate_holds_the_correction_and_says_why():
@@ -590,7 +590,7 @@ def test_a_checkpoint_of_plain_one_cycle_is_taken_over_with_its_weights(settings
         moved = max((p - b).abs().max() for p, b in zip(model.parameters(), before, strict=True))
         assert moved < 0.4  # a step, and nothing put back
     if "controller" in settings:
-        assert all((x0 == 0.5).all() for group in scheduler.ensemble._anchor._start for x0 in group)
+        assert all((x0 == 0.5).all() for group in scheduler.ensemble.steering.anchor.start for x0 in group)
 
 
 def test_errors_say_what_is_missing():

@@ -112,13 +112,13 @@ def test_virtual_replicas_equal_real_ranks(name: str, vectorize: bool) -> None:
         assert (ours.step, ours.positions) == (theirs.step, theirs.positions)
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-7)
         assert list(ours.base.values()) == pytest.approx(list(theirs.base.values()), rel=1e-7)
-        for dial, values in theirs.values.items():
-            assert ours.values[dial] == pytest.approx(values, rel=1e-7)
+        for tunable, values in theirs.values.items():
+            assert ours.values[tunable] == pytest.approx(values, rel=1e-7)
 
 
 def test_local_gradients_let_replicas_part_and_averaging_joins_them() -> None:
     _, _, ensemble = run_virtual("adamw", 4, gradients="local", vectorize=True)
-    matrix = ensemble._stack.matrices[0]
+    matrix = ensemble.replicas.rows.matrices[0]
     assert torch.equal(matrix[0], matrix[3])  # the last step is a sync
     with pytest.warns(hdet.HdetWarning, match="after total_steps"):
         ensemble.step([batch_of(r, 99) for r in range(4)])
@@ -126,5 +126,5 @@ def test_local_gradients_let_replicas_part_and_averaging_joins_them() -> None:
     difference = matrix - matrix.mean(dim=0)
     directions = difference / difference.norm(dim=1, keepdim=True)
     assert (directions @ directions.t()).abs().min() < 0.9
-    moments = ensemble._moments[0]["exp_avg"]
+    moments = ensemble.replicas.row_optimizer.moments[0]["exp_avg"]
     assert not torch.equal(moments[0], moments[1])

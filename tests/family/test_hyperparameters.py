@@ -259,8 +259,8 @@ def test_bounds_hold_for_every_replica_and_round(name: str, direction: float) ->
 # --- unusual cases ----------------------------------------------------------------------------------
 
 
-def dials(hyperparameter: Any, world: World | None = None) -> list[Any]:
-    return hyperparameter.dials((world or make_world()).optimizer)
+def tunables(hyperparameter: Any, world: World | None = None) -> list[Any]:
+    return hyperparameter.tunables((world or make_world()).optimizer)
 
 
 @pytest.mark.parametrize(
@@ -280,34 +280,36 @@ def dials(hyperparameter: Any, world: World | None = None) -> list[Any]:
 def test_a_member_that_finds_nothing_says_what_it_looked_for(build: Callable, words: str) -> None:
     world = make_world("sgd")
     with pytest.warns(hdet.NoEffectWarning, match=words):
-        assert dials(build(world), world) == []
+        assert tunables(build(world), world) == []
 
 
 def test_groups_without_weight_decay_are_left_alone() -> None:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     mixed = torch.optim.AdamW([{"params": [parameters[0]]}, {"params": [parameters[1]], "weight_decay": 0}])
-    assert [dial.name for dial in hdet.WeightDecay().dials(mixed)] == ["weight_decay.0"]
+    assert [tunable.name for tunable in hdet.WeightDecay().tunables(mixed)] == ["weight_decay.0"]
     none = torch.optim.SGD(parameters, lr=0.1)
     with pytest.warns(hdet.NoEffectWarning, match="'weight_decay' above zero"):
-        hdet.WeightDecay().dials(none)
+        hdet.WeightDecay().tunables(none)
 
 
 def test_a_zero_base_cannot_be_spread_and_warns() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.warns(hdet.NoEffectWarning, match="momentum is zero"):
-        hdet.Momentum().dials(optimizer)
+        hdet.Momentum().tunables(optimizer)
     held = [0.0]
     with pytest.warns(hdet.NoEffectWarning, match="x is zero"):
-        hdet.Scalar("x", get=lambda: held[0], set=lambda v: held.__setitem__(0, v)).dials(optimizer)
+        hdet.Scalar("x", get=lambda: held[0], set=lambda v: held.__setitem__(0, v)).tunables(optimizer)
 
 
 def test_a_learning_rate_that_warms_up_from_zero_is_explored() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, t / 5))
-    from hdet.replicas import Replicas
 
     ensemble = hdet.Ensemble(
-        optimizer, scheduler=scheduler, explore=[hdet.LearningRate(0.5)], replicas=Replicas(0, 4)
+        optimizer,
+        scheduler=scheduler,
+        explore=[hdet.LearningRate(0.5)],
+        replicas=hdet.replicas.ReplicaGroup(0, 4),
     )
     for _ in range(3):
         optimizer.step()
@@ -319,13 +321,13 @@ def test_a_learning_rate_that_warms_up_from_zero_is_explored() -> None:
 def test_a_base_at_its_bound_warns() -> None:
     world = make_world()
     with pytest.warns(hdet.NoEffectWarning, match="dropout is 0.1, at the end of its range"):
-        dials(hdet.Dropout(world.model, pattern="drop.0", bounds=(0, 0.1)), world)
+        tunables(hdet.Dropout(world.model, pattern="drop.0", bounds=(0, 0.1)), world)
 
 
 def test_a_base_outside_its_bounds_is_refused() -> None:
     world = make_world()
     with pytest.raises(ValueError, match=r"dropout must start inside its bounds \(0.0, 0.25\), got 0.3"):
-        dials(hdet.Dropout(world.model, bounds=(0, 0.25)), world)
+        tunables(hdet.Dropout(world.model, bounds=(0, 0.25)), world)
 
 
 @pytest.mark.parametrize("value", [3, True])
@@ -333,30 +335,30 @@ def test_whole_numbers_and_flags_are_refused(value: Any) -> None:
     module = nn.Module()
     module.depth = value
     with pytest.raises(TypeError, match=r"depth of Module must hold a float .* nothing in between"):
-        dials(hdet.ModuleAttribute(module, "depth"))
+        tunables(hdet.ModuleAttribute(module, "depth"))
     with pytest.raises(TypeError, match="depth must hold a float"):
-        dials(hdet.Scalar("depth", get=lambda: value, set=lambda v: None))
+        tunables(hdet.Scalar("depth", get=lambda: value, set=lambda v: None))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=value)
     with pytest.raises(TypeError, match="lr of group 0 must hold a float"):
-        hdet.LearningRate().dials(optimizer)
+        hdet.LearningRate().tunables(optimizer)
 
 
 def test_a_module_used_twice_is_one_field() -> None:
     shared = nn.Dropout(0.2)
     model = nn.Sequential(shared, nn.Linear(1, 1), shared)
-    (dial,) = dials(hdet.Dropout(model))
-    assert len(dial.fields) == 1
+    (tunable,) = tunables(hdet.Dropout(model))
+    assert len(tunable.slots) == 1
 
 
 def test_a_compiled_model_sees_the_new_rate() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     compiled = torch.compile(model, backend="eager")
     compiled(torch.ones(2, 4))
-    (dial,) = hdet.Dropout(compiled, bounds=(0, 1), pattern="1").dials(  # pyright: ignore[reportArgumentType]
+    (tunable,) = hdet.Dropout(compiled, bounds=(0, 1), pattern="1").tunables(  # pyright: ignore[reportArgumentType]
         torch.optim.SGD(model.parameters(), lr=0.1)
     )
-    dial.fields[0].factor = 0.0
-    dial.fields[0].put_value(is_traced=False)
+    tunable.slots[0].factor = 0.0
+    tunable.slots[0].put_value(is_traced=False)
     torch.testing.assert_close(compiled(torch.ones(2, 4)), model[0](torch.ones(2, 4)))
 
 
@@ -373,8 +375,8 @@ def test_modules_at_zero_are_left_alone() -> None:
     blocks = nn.ModuleList(nn.Module() for _ in range(3))
     for i, block in enumerate(blocks):
         block.drop_prob = 0.1 * i
-    (dial,) = dials(hdet.ModuleAttribute(blocks, "drop_prob", 0.3, bounds=(0, 0.5)))
-    assert len(dial.fields) == 2 and dial.share == 1
+    (tunable,) = tunables(hdet.ModuleAttribute(blocks, "drop_prob", 0.3, bounds=(0, 0.5)))
+    assert len(tunable.slots) == 2 and tunable.share == 1
 
 
 def momentum_under_pressure(rank: int, form: str) -> list[float]:
@@ -487,7 +489,7 @@ def test_what_changes_the_loss_needs_a_probe() -> None:
 
 
 def test_the_probe_leaves_no_trace() -> None:
-    from hdet.ensemble.probe import run_probe
+    from hdet.replicas.probe import run_probe
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     model[2].eval()  # the user keeps this one in evaluation mode

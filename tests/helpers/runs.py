@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 import hdet
 from tests.helpers.models import Net, batch
 
-__all__ = ["finder", "real_records", "write_run"]
+__all__ = ["real_records", "write_run"]
 
 
 _Found = tuple[tuple[hdet.RoundRecord, ...], tuple[dict[str, Any], ...]]
@@ -24,7 +23,10 @@ _Found = tuple[tuple[hdet.RoundRecord, ...], tuple[dict[str, Any], ...]]
 def real_records(
     controller: str = "log", num_replicas: int = 4, steps: int = 300, lr: float = 0.01, seed: int = 0
 ) -> _Found:
-    """Records and evaluations of a real run: three parameter groups, weight decay, and a probe."""
+    """Records and evaluations of a real run: three parameter groups, weight decay, and a probe.
+
+    A scout goes before the anchored controller, and step 240 is where its data would repeat.
+    """
     return _train(controller, num_replicas, steps, lr, seed)
 
 
@@ -38,7 +40,13 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
     ]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.05)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps)
-    settings: dict[str, Any] = {"log": {}, "paper": {"decay": 0.02, "start": 60, "step_size": 0.2}}
+    controllers = {
+        "none": None,
+        "log": hdet.Controller(form="log"),
+        "paper": hdet.Controller(form="paper", decay=0.02, start=60, step_size=0.2),
+        "anchored": hdet.AnchoredController(repeats_after=240),
+    }
+    scouts = {"scout": hdet.Scout(min_steps=12), "total_steps": steps} if controller == "anchored" else {}
 
     def loss(module: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
         x, y = data
@@ -55,14 +63,15 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         sync_every=5,
         scheduler=scheduler,
         explore=[hdet.LearningRate(spread=0.4), hdet.WeightDecay(spread=0.5)],
-        controller=None if controller == "none" else hdet.Controller(form=controller, **settings[controller]),
+        controller=controllers[controller],
         probe=lambda module: loss(module, probed),
         records=records,
         seed=seed,
+        **scouts,
     )
     evaluations = []
     for step in range(steps + 1):
-        if step % 20 == 0:
+        if step == 0 or (step % 20 == 0 and not ensemble.engine.is_scouting):
             with torch.no_grad():
                 value = float(loss(model, held_out))
                 error = (model(held_out[0]) - held_out[1]).abs().mean()
@@ -80,42 +89,10 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
     return tuple(records), tuple(evaluations)
 
 
-def finder() -> dict[str, Any]:
-    """What a scout of two rounds and an anchored controller leave behind."""
-    first = [10 ** (-6 + 0.4 * i) for i in range(8)]
-    second = [10 ** (-4.2 + 0.4 * i) for i in range(8)]
-
-    def valley(lr: float) -> float | None:
-        away = math.log(lr) - math.log(4e-3)
-        return None if lr > 0.03 else 0.42 + 0.011 * away**2 * (1.6 if away > 0 else 1)
-
-    steps = [round(4 * 1.06**j) for j in range(75)]
-    factors = [math.log(1.2) - math.log(30) * math.exp(-s / 30) + 0.06 * math.sin(s / 25) for s in steps]
-    return {
-        "scout": {
-            "rounds": [
-                {"lrs": first, "losses": [valley(lr) for lr in first], "chosen": first[-1], "at_edge": True},
-                {"lrs": second, "losses": [valley(lr) for lr in second], "chosen": 4e-3, "at_edge": False},
-            ],
-            "curve": {"center_log_lr": math.log(4e-3), "curvature": 0.012, "minimum": 0.42},
-            "chosen_lr": 5.1e-3,
-            "low": 3.6e-3,
-            "high": 7.1e-3,
-            "reason": "The best of the first round lay at its edge, so the range was shifted once.",
-        },
-        "anchored": {
-            "step": steps,
-            "log_factors": {"lr": factors},
-            "z": {"lr": [math.cos(s / 9) * math.exp(-s / 120) for s in steps]},
-            "gate": {"step": 240, "reason": "the data began to repeat"},
-        },
-    }
-
-
 def write_run(
     path: Path,
     *,
-    name: str = "feed, log controller",
+    name: str | None = None,
     controller: str = "log",
     num_replicas: int = 4,
     lr: float = 0.01,
@@ -123,11 +100,30 @@ def write_run(
     is_finished: bool = True,
     has_finder: bool = False,
     excludes: bool = False,
+    num_records: int | None = None,
     **config: Any,
 ) -> Path:
-    """Write the directory of a run and return it."""
+    """Write the directory of a run and return it.
+
+    Args:
+        path: of the directory.
+        name: of the run.
+        controller: of :func:`real_records`.
+        num_replicas: how many.
+        lr: planned peak.
+        seed: of weights and data.
+        is_finished: whether there is a result.
+        has_finder: a scout and the anchored controller were at work.
+        excludes: some replicas were left out.
+        num_records: the run has come only so far; None for all of it.
+        **config: further settings.
+    """
+    controller = "anchored" if has_finder else controller
     found, evaluations = real_records(controller, num_replicas, 300, lr, seed)
-    records = [replace(record) for record in found]
+    records = [replace(record) for record in found[:num_records]]
+    if num_records is not None:
+        reached = records[-1].step if records else 0
+        evaluations = tuple(e for e in evaluations if e["step"] <= reached)
     if excludes:
         for i, replica, why in (
             (7, 2, "parameters are not finite"),
@@ -138,8 +134,9 @@ def write_run(
         records[20] = replace(records[20], num_nonfinite_losses=[0, 3, *[0] * (num_replicas - 2)])
     path.mkdir(parents=True, exist_ok=True)
     settings = {
-        "name": name, "task": "feed", "lr": lr, "steps": 300, "replicas": num_replicas, "engine": "virtual",
-        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controller": controller,
+        "name": name or f"feed, {controller} controller",
+        "task": "feed", "lr": lr, "steps": 300, "replicas": num_replicas, "engine": "virtual",
+        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controller": controller, "scout": has_finder,
         "explore": ["lr", "weight_decay"], "seed": seed, "loss_unit": "squared error",
     }  # fmt: skip
     environment = {
@@ -150,8 +147,6 @@ def write_run(
     (path / "environment.json").write_text(json.dumps(environment))
     (path / "records.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
     (path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
-    if has_finder:
-        (path / "finder.json").write_text(json.dumps(finder()))
     if is_finished:
         last = evaluations[-1]
         result = {

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hdet.core.checks import require_count, require_flag, require_number
+from hdet.core.loss_watch import LossWatch, watch_loss
 
 __all__ = [
     "AnchoredController",
+    "AnchoredMemory",
     "AnchoredState",
-    "LossWatch",
     "anchored_update",
     "averaging_weight",
+    "control",
+    "log_factors",
     "measuring_interval",
     "next_control",
     "slowed",
-    "watch_loss",
+    "watch_probe",
 ]
 
 _MEASURED_PER_GAP = 8
@@ -137,51 +141,6 @@ def measuring_interval(gap: int) -> int:
     return max(1, gap // _MEASURED_PER_GAP)
 
 
-class LossWatch(NamedTuple):
-    """What is remembered of the training loss from one control time to the next."""
-
-    first: float = math.nan
-    level: float = math.nan
-    """Running mean."""
-    lowest: float = math.inf
-    """Of the running mean."""
-    last: float = math.inf
-    """At the last control time at which it was not up."""
-    peak: float = -math.inf
-    """The highest since it jumped up; lower than any where it is not up."""
-    variance: float = 0.0
-    """Of the mean loss between two control times, by the differences of neighbours."""
-    num_differences: int = 0
-
-
-def watch_loss(watch: LossWatch, loss: float) -> tuple[LossWatch, bool]:
-    """One control time: the new memory, and whether the weights are being spoilt.
-
-    They are if the loss is above its lowest level by a tenth of all that the run has gained, and by five
-    standard deviations, and has not been as high since it left that. Where less was gained, none can say.
-
-    Args:
-        watch: what was remembered.
-        loss: mean over the steps since the last control time.
-
-    >>> watch = LossWatch()
-    >>> for loss in (5.0, 4.0, 3.0, 2.9, 2.8, 2.8, 2.7, 2.8, 2.7, 2.6, 2.7, 2.6, 2.7, 2.6, 2.6, 2.6, 2.6):
-    ...     watch, is_spoilt = watch_loss(watch, loss)
-    >>> is_spoilt, watch_loss(watch, 2.7)[1], watch_loss(watch, 3.6)[1]
-    (False, False, True)
-    """
-    if math.isnan(watch.first):
-        return LossWatch(loss, loss, loss, loss), False
-    first, level, lowest, last, peak, variance, count = watch
-    noise = math.sqrt(variance / (1 - 0.9**count)) if count else math.inf
-    gain, room = first - lowest, max(0.1 * (first - lowest), 5 * noise)
-    if gain > room and loss > lowest + room:
-        return watch._replace(peak=max(peak, loss)), loss > peak
-    level = 0.7 * level + 0.3 * loss
-    variance = 0.9 * variance + 0.1 * (loss - last) ** 2 / 2
-    return LossWatch(first, level, min(lowest, level), loss, -math.inf, variance, count + 1), False
-
-
 def slowed(state: AnchoredState, settings: AnchoredController) -> AnchoredState:
     """Where the weights are being spoilt: at most the plan, and at most half of what it was.
 
@@ -229,3 +188,100 @@ def anchored_update(
         log_factor -= settings.gain * z * log_time
         log_factor = min(math.log(highest), max(-math.log(settings.limit), log_factor))
     return AnchoredState(log_factor, mean, mean_square, count), z
+
+
+class AnchoredMemory(NamedTuple):
+    """All that the controller remembers of a run from one control time to the next."""
+
+    states: tuple[AnchoredState, ...]
+    """Of all groups together, then of each group that is followed on its own."""
+    signals: tuple[float, ...]
+    """Normalised, of the last control time, in the same order."""
+    watch: LossWatch = LossWatch()
+    ceiling: float = math.inf
+    """Upper limit of the factors, beside those of the settings."""
+    num_brakes: int = 0
+    """How often all corrections were cut, because the training loss jumped up."""
+    gate: str = ""
+    """Why the corrections no longer move."""
+    lowest_probe: float = math.inf
+    num_risen: int = 0
+    """Syncs in a row at which the probe's loss was above its lowest."""
+
+
+def control(
+    memory: AnchoredMemory,
+    signals: Sequence[float],
+    loss: float | None,
+    settings: AnchoredController,
+    *,
+    log_time: float,
+    acts: bool,
+) -> AnchoredMemory:
+    """A control time: move the corrections, or brake.
+
+    Args:
+        memory: what was remembered.
+        signals: means since the last control time, in the order of the states.
+        loss: mean training loss of all replicas since the last control time, if it is known.
+        settings: of the controller.
+        log_time: how far the logarithm of the step has moved.
+        acts: whether the run is long enough under way for the corrections to move.
+    """
+    acts = acts and not memory.gate
+    is_spoilt = False
+    if loss is not None:
+        watch, is_spoilt = watch_loss(memory.watch, loss)
+        memory = memory._replace(watch=watch)
+    if acts and is_spoilt:  # back to the plan, and not as high again
+        acts = False
+        highest = max(state.log_factor for state in memory.states)
+        memory = memory._replace(
+            num_brakes=memory.num_brakes + 1,
+            ceiling=min(memory.ceiling, math.exp(max(0.0, highest / 2))),
+            states=tuple(slowed(state, settings) for state in memory.states),
+        )
+    states, normalised = list(memory.states), list(memory.signals)
+    for i, signal in enumerate(signals):
+        if math.isfinite(signal):
+            limit = settings.group_limit if i else settings.limit
+            states[i], normalised[i] = anchored_update(
+                states[i], signal, log_time, settings, acts=acts, highest=min(limit, memory.ceiling)
+            )
+    return memory._replace(states=tuple(states), signals=tuple(normalised))
+
+
+def log_factors(memory: AnchoredMemory, num_groups: int) -> list[float]:
+    """Of each group: the larger of the common factor and its own.
+
+    >>> memory = AnchoredMemory((AnchoredState(0.2), AnchoredState(0.5), AnchoredState(0.1)), (0.0,) * 3)
+    >>> log_factors(memory, 2)
+    [0.5, 0.2]
+    """
+    common, *own = (state.log_factor for state in memory.states)
+    return [max(common, log_factor) for log_factor in own] or [common] * num_groups
+
+
+def watch_probe(
+    memory: AnchoredMemory, num_steps: int, probe: float | None, settings: AnchoredController
+) -> AnchoredMemory:
+    """At a sync: close the gate where the training loss is no longer what should be lowered.
+
+    Args:
+        memory: what was remembered.
+        num_steps: optimizer steps so far.
+        probe: mean loss on the probe, if it was asked for.
+        settings: of the controller.
+    """
+    if memory.gate:
+        return memory
+    if settings.repeats_after is not None:
+        repeats = num_steps >= settings.repeats_after
+        return memory._replace(gate="training data repeats") if repeats else memory
+    if probe is None or not math.isfinite(probe):
+        return memory
+    lowest = min(memory.lowest_probe, probe)
+    has_risen = probe > lowest + settings.max_rise * abs(lowest)
+    num_risen = memory.num_risen + 1 if has_risen else 0
+    gate = "the loss on the probe keeps above its lowest" if num_risen == 3 else ""  # one may be chance
+    return memory._replace(lowest_probe=lowest, num_risen=num_risen, gate=gate)

@@ -13,21 +13,20 @@ from typing import Any, NamedTuple
 from hdet.core.anchored import (
     AnchoredController,
     AnchoredState,
-    LossWatch,
     anchored_update,
     averaging_weight,
     measuring_interval,
     next_control,
     slowed,
-    watch_loss,
 )
+from hdet.core.loss_watch import LossWatch, watch_loss
 from hdet.core.scout import (
-    ROOM_ABOVE,
     Scout,
     ScoutState,
     advance,
-    fan_factors,
+    decide,
     may_move,
+    next_fan,
     steps_per_fan,
     trial_shape,
 )
@@ -93,7 +92,8 @@ def train(
         lengths = steps_per_fan(scout, num_replicas, total_steps)
         state, lead = ScoutState(), start
         while state.stage != "done":
-            factors, length = fan_factors(state, scout, num_replicas), lengths[state.stage]
+            length = lengths[state.stage]
+            state, factors = next_fan(state, scout, num_replicas)
             trials, scores = [], []
             for replica, trial in enumerate(factors):
                 weights, slots = list(start if state.stage == "wide" else lead), [{} for _ in start]
@@ -105,14 +105,18 @@ def train(
                 scores.append(score(weights))
             used += length
             moves = may_move(state, scout, num_replicas, total_steps, used)
-            leader = advance(state, factors, scores, may_move=moves)
+            state, leader = advance(state, factors, scores, may_move=moves)
             lead = lead if leader is None else trials[leader]
-        share = min(1.0, lengths["narrow"] / (total_steps - used))
-        transfer = scout.transfer(
-            num_replicas, share, is_adaptive=is_adaptive, is_corrected=controller is not None
+        decision = decide(
+            state,
+            scout,
+            num_joined=num_replicas,
+            narrow_steps=lengths["narrow"],
+            steps_left=total_steps - used,
+            is_adaptive=is_adaptive,
+            is_corrected=controller is not None,
         )
-        factor = min(state.chosen * transfer, state.ceiling)
-        ceiling = ROOM_ABOVE * state.ceiling / factor  # what trials did not survive is not tried again
+        factor, ceiling = decision.factor, decision.room_above
 
     # --- the run: the mean gradient, the plan a little faster, the anchored correction on it
     weights, slots = copy.copy(start), [{} for _ in start]

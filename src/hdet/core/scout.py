@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from hdet.core.checks import require_count, require_flag, require_number, require_number_or_choice
 from hdet.core.shape import one_cycle
 
 __all__ = [
-    "ROOM_ABOVE",
+    "Decision",
     "Scout",
     "ScoutState",
     "advance",
-    "fan_factors",
+    "decide",
     "least_steps",
     "may_move",
+    "next_fan",
     "soft_minimum",
     "steps_per_fan",
     "trial_shape",
@@ -25,7 +26,7 @@ __all__ = [
 
 _POINTS_PER_STAGE = 6
 """Fewer replicas than this take several fans for a stage."""
-ROOM_ABOVE = 1.5
+_ROOM_ABOVE = 1.5
 """How far above the ceiling of the short trials the anchored controller may go: the run has a longer warm-up
 and larger batches."""
 _BELOW_A_CONTROLLER = 0.75
@@ -116,14 +117,14 @@ class Scout:
         return room * num_replicas**batch * share**horizon
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class ScoutState:
     """What the scout has seen. Factors are on the planned learning rate."""
 
-    factors: list[float] = field(default_factory=list)
-    scores: list[float | None] = field(default_factory=list)
+    factors: tuple[float, ...] = ()
+    scores: tuple[float | None, ...] = ()
     """None where a replica failed; the lower the better."""
-    grid: list[float] = field(default_factory=list)
+    grid: tuple[float, ...] = ()
     """Factors that the current stage still has to test."""
     stage: Literal["wide", "narrow", "done"] = "wide"
     center: float = 1.0
@@ -144,8 +145,14 @@ class ScoutState:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, which later trials do not change."""
-        return asdict(self)
+        """Plain values."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ScoutState:
+        """The state of a checkpoint."""
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
+        return cls(**values)
 
 
 def steps_per_fan(
@@ -211,45 +218,52 @@ def trial_shape(step: int, num_steps: int) -> float:
     return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
 
 
-def fan_factors(state: ScoutState, settings: Scout, num_replicas: int) -> list[float]:
+def next_fan(state: ScoutState, settings: Scout, num_replicas: int) -> tuple[ScoutState, list[float]]:
     """The learning rates of the next fan, one per replica, as factors on the planned one.
 
-    >>> [round(f, 2) for f in fan_factors(ScoutState(), Scout(span=10), 8)]
+    A stage begins with laying out its grid, of which each fan takes a part.
+
+    >>> state, factors = next_fan(ScoutState(), Scout(span=10), 8)
+    >>> [round(f, 2) for f in factors]
     [0.1, 0.19, 0.37, 0.72, 1.39, 2.68, 5.18, 10.0]
     """
     if not state.grid:
         num_points = num_replicas * _fans_per_stage(num_replicas)
-        state.half_width = math.log(settings.span)
+        half_width = math.log(settings.span)
         if state.stage == "narrow":
-            state.half_width = math.log(_NARROW_BELOW * _NARROW_ABOVE) / 2
+            half_width = math.log(_NARROW_BELOW * _NARROW_ABOVE) / 2
         places = [2 * i / (num_points - 1) - 1 for i in range(num_points)]
-        state.grid = [state.center * math.exp(state.half_width * place) for place in places]
-    return state.grid[:num_replicas]
+        grid = tuple(state.center * math.exp(half_width * place) for place in places)
+        state = replace(state, half_width=half_width, grid=grid)
+    return state, list(state.grid[:num_replicas])
 
 
 def advance(
     state: ScoutState, factors: Sequence[float], scores: Sequence[float | None], *, may_move: bool
-) -> int | None:
+) -> tuple[ScoutState, int | None]:
     """Take the scores of a fan: go on with the stage, move the range, begin the next stage, or decide.
 
     Args:
-        state: is changed.
+        state: as :func:`next_fan` returned it.
         factors: of the fan's trials.
         scores: None or not finite where a replica failed.
         may_move: whether the stage may be repeated in another range, see :func:`may_move`.
 
     Returns:
-        The replica that has done best so far in the first stage, if this fan has it: the second stage starts
-        from its weights.
+        The new state, and the replica that has done best so far in the first stage, if this fan has it: the
+        second stage starts from its weights.
     """
-    scores = [s if s is not None and math.isfinite(s) else None for s in scores]
-    leader = _leader(state, scores) if state.stage == "wide" else None
-    state.factors += list(factors)
-    state.scores += scores
-    state.grid = state.grid[len(factors) :]
+    valid = [s if s is not None and math.isfinite(s) else None for s in scores]
+    leader = _leader(state, valid) if state.stage == "wide" else None
+    state = replace(
+        state,
+        factors=(*state.factors, *factors),
+        scores=(*state.scores, *valid),
+        grid=state.grid[len(factors) :],
+    )
     if not state.grid:
-        (_end_wide if state.stage == "wide" else _end_narrow)(state, may_move)
-    return leader
+        state = (_end_wide if state.stage == "wide" else _end_narrow)(state, may_move)
+    return state, leader
 
 
 def _leader(state: ScoutState, scores: Sequence[float | None]) -> int | None:
@@ -258,57 +272,60 @@ def _leader(state: ScoutState, scores: Sequence[float | None]) -> int | None:
     return scores.index(best) if best < before else None
 
 
-def _end_wide(state: ScoutState, may_move: bool) -> None:
+def _end_wide(state: ScoutState, may_move: bool) -> ScoutState:
     points = _points(state, slice(None))
     if not points:
-        if may_move:
-            state.num_moves += 1
-            state.center = min(state.factors)  # lower ones may train
-        else:
-            _keep(state, "no replica had a finite score")
-        return
+        if not may_move:
+            return _keep(state, "no replica had a finite score")
+        # Lower ones may train.
+        return replace(state, num_moves=state.num_moves + 1, center=min(state.factors))
     values = [s for _, s in points]
     # A loss that hardly moves over the whole range has nothing to say about it.
     is_flat = max(values) - min(values) <= 1e-4 * max(abs(v) for v in values)
     if is_flat and len(points) == len(state.factors):
-        _keep(state, "the loss is the same over the whole range")
-        return
+        return _keep(state, "the loss is the same over the whole range")
     best = values.index(min(values))
-    state.center = points[best][0]
-    is_at_edge = state.center in (min(state.factors), max(state.factors))
+    center = points[best][0]
+    is_at_edge = center in (min(state.factors), max(state.factors))
     if is_at_edge and may_move:
-        state.num_moves += 1
-        return
+        return replace(state, num_moves=state.num_moves + 1, center=center)
     if not is_at_edge and 0 < best < len(points) - 1:
-        state.center = _vertex(points[best - 1 : best + 2])
-    state.center *= math.sqrt(_NARROW_ABOVE / _NARROW_BELOW)
-    state.stage, state.num_wide = "narrow", len(state.factors)
+        center = _vertex(points[best - 1 : best + 2])
+    center *= math.sqrt(_NARROW_ABOVE / _NARROW_BELOW)
+    return replace(state, stage="narrow", center=center, num_wide=len(state.factors))
 
 
-def _end_narrow(state: ScoutState, may_move: bool) -> None:
+def _end_narrow(state: ScoutState, may_move: bool) -> ScoutState:
     points = _points(state, slice(state.num_wide, None))
     if not points:
-        points = _points(state, slice(state.num_wide))
-        state.reason = "no trial of the second stage had a finite score"
-        _choose(state, points)
-        return
+        wide = _points(state, slice(state.num_wide))
+        return _choose(state, wide, "no trial of the second stage had a finite score")
     best, _ = min(points, key=lambda point: point[1])
     tested = state.factors[state.num_wide :]
     is_at_edge = best in (min(tested), max(tested))
     if is_at_edge and may_move:
-        state.num_moves += 1
-        state.center = best
-        return
+        return replace(state, num_moves=state.num_moves + 1, center=best)
     near = [(f, s) for f, s in points if abs(math.log(f / state.center)) <= 1.001 * state.half_width]
-    state.reason = "the best is at the edge of what was tested" if is_at_edge else ""
-    _choose(state, near if len(near) >= 3 else points)
+    reason = "the best is at the edge of what was tested" if is_at_edge else ""
+    return _choose(state, near if len(near) >= 3 else points, reason)
 
 
-def _choose(state: ScoutState, points: Sequence[tuple[float, float]]) -> None:
-    state.chosen, spread = soft_minimum(points)
-    state.low, state.high = state.chosen / spread, state.chosen * spread
-    state.ceiling = _ceiling(state)
-    state.stage, state.is_found = "done", True
+def _choose(state: ScoutState, points: Sequence[tuple[float, float]], reason: str) -> ScoutState:
+    chosen, spread = soft_minimum(points)
+    return replace(
+        state,
+        stage="done",
+        is_found=True,
+        chosen=chosen,
+        low=chosen / spread,
+        high=chosen * spread,
+        ceiling=_ceiling(state, chosen),
+        reason=reason,
+    )
+
+
+def _keep(state: ScoutState, reason: str) -> ScoutState:
+    return replace(state, stage="done", grid=(), reason=reason, chosen=1.0, low=1.0, high=1.0)
 
 
 def _points(state: ScoutState, trials: slice) -> list[tuple[float, float]]:
@@ -347,7 +364,7 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
     return middle * (right / middle) ** min(0.5, max(-0.5, shift))
 
 
-def _ceiling(state: ScoutState) -> float:
+def _ceiling(state: ScoutState, chosen: float) -> float:
     """Between the first factor above the best that spoilt its weights, and the last one before it.
 
     Where the second stage has tested, a short trial of the first that did badly does not count.
@@ -356,12 +373,12 @@ def _ceiling(state: ScoutState) -> float:
     untrained, lead = wide[0][1], min(score for _, score in wide)
     worst = [untrained, lead + _SPOILT * (untrained - lead)]  # by stage
     tested_again = max(state.factors[state.num_wide :], default=0.0)
-    stable = state.chosen
+    stable = chosen
     trials = enumerate(zip(state.factors, state.scores, strict=True))
     for i, (factor, score) in sorted(trials, key=lambda trial: trial[1][0]):
         is_narrow = i >= state.num_wide
         is_spoilt = score is None or score > worst[is_narrow]
-        if factor < state.chosen or (is_spoilt and not is_narrow and factor < tested_again):
+        if factor < chosen or (is_spoilt and not is_narrow and factor < tested_again):
             continue
         if is_spoilt:
             return math.sqrt(stable * factor)
@@ -369,6 +386,49 @@ def _ceiling(state: ScoutState) -> float:
     return math.inf
 
 
-def _keep(state: ScoutState, reason: str) -> None:
-    state.stage, state.grid, state.reason = "done", [], reason
-    state.chosen = state.low = state.high = 1.0
+class Decision(NamedTuple):
+    """What the run begins with, and how it came about."""
+
+    factor: float
+    """On the planned learning rate."""
+    transfer: float
+    """From the trials to the run."""
+    reason: str
+    room_above: float
+    """How far a controller may raise the factor, by what trials did not survive."""
+
+
+def decide(
+    state: ScoutState,
+    settings: Scout,
+    *,
+    num_joined: int,
+    narrow_steps: int,
+    steps_left: int | None,
+    is_adaptive: bool,
+    is_corrected: bool,
+) -> Decision:
+    """The factor for the run.
+
+    Args:
+        state: of a scout that is done.
+        settings: with the exponents of the transfer.
+        num_joined: how many replicas' batches one gradient of the run sees.
+        narrow_steps: length of a trial of the second stage.
+        steps_left: length of the run; None if it is not known.
+        is_adaptive: whether the optimizer divides by the gradient's size.
+        is_corrected: whether the anchored controller follows.
+
+    >>> found = ScoutState(stage="done", is_found=True, chosen=2.0)
+    >>> facts = {"num_joined": 8, "narrow_steps": 10, "steps_left": 1000}
+    >>> round(decide(found, Scout(), **facts, is_adaptive=True, is_corrected=False).factor, 3)
+    1.396
+    """
+    transfer = 1.0
+    if state.is_found:
+        share = 1.0 if steps_left is None else min(1.0, narrow_steps / max(1, steps_left))
+        transfer = settings.transfer(num_joined, share, is_adaptive=is_adaptive, is_corrected=is_corrected)
+    factor, reason = state.chosen * transfer, state.reason
+    if factor > state.ceiling:
+        factor, reason = state.ceiling, "higher ones were not stable"
+    return Decision(factor, transfer, reason, _ROOM_ABOVE * state.ceiling / factor)

@@ -1,6 +1,6 @@
-"""The engine: joins replicas, hyperparameters and the controller into one training run."""
+"""The method, written once above the port: joins replicas, explored values and controllers into one run."""
 
-from hdet.ensemble.engine import Ensemble
-from hdet.ensemble.warm_start import warm_start
+from hdet.ensemble.ensemble import Ensemble
+from hdet.ensemble.virtual import VirtualEnsemble
 
-__all__ = ["Ensemble", "warm_start"]
+__all__ = ["Ensemble", "VirtualEnsemble"]

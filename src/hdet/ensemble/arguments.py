@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.core.anchored import AnchoredController
 from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
-from hdet.core.decay import num_controlled_rounds
-from hdet.errors import HdetWarning
-from hdet.explore import Dial
+from hdet.core.scout import Scout, least_steps, steps_per_fan
+from hdet.explore import ExploredValues
+from hdet.replicas import Replicas
 from hdet.telemetry import RecordSink
 
-__all__ = ["check_anchored", "check_arguments", "check_controller"]
+__all__ = ["check_arguments", "check_replicas", "check_scout"]
 
 
 def check_arguments(
@@ -68,7 +69,7 @@ def check_arguments(
             "explore must name at least one hyperparameter, got none: leave it out for the default"
         )
     for h in explore:
-        if not callable(getattr(h, "dials", None)):
+        if not callable(getattr(h, "tunables", None)):
             raise TypeError(
                 f"explore must hold hyperparameters such as hdet.LearningRate(), got {h!r} of type "
                 f"{type(h).__name__}"
@@ -99,64 +100,81 @@ def check_arguments(
         )
 
 
-def check_anchored(
-    controller: AnchoredController, dials: Sequence[Dial], *, total_steps: int | None, explores: bool
+def check_replicas(
+    optimizer: Optimizer,
+    model: nn.Module | None,
+    replicas: Replicas,
+    values: ExploredValues,
+    *,
+    controller: Controller | AnchoredController | None,
+    scout: Scout | None,
 ) -> None:
-    """Raise if the anchored controller could not do its work here."""
-    if total_steps is None:
-        raise ValueError(
-            "total_steps must be given for an AnchoredController, got None: it needs the length of the run"
+    """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters += [] if model is None else list(model.parameters())
+    if any(isinstance(p, DTensor) for p in parameters):
+        raise TypeError(
+            "model must hold whole parameters in every process, got DTensors: fully_shard, HSDP and tensor "
+            "parallelism are not supported yet. Use DistributedDataParallel"
         )
-    if not dials:
+    if model is not None and any(_is_fsdp1(module) for module in model.modules()):
+        raise TypeError(
+            "model must hold whole parameters in every process, got a FullyShardedDataParallel: each rank "
+            "holds another shard, and their mean would be nonsense. Use DistributedDataParallel"
+        )
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        raise TypeError(
+            "optimizer must step all parameters in every process, got a ZeroRedundancyOptimizer: each rank "
+            "steps its part with its own learning rate and sends it to the others. Use a plain optimizer"
+        )
+    if isinstance(optimizer, LBFGS) and values.explores and replicas.has_others:
+        raise TypeError(
+            "optimizer must make one step per call where replicas differ, got LBFGS: replicas would evaluate "
+            "their closures a different number of times and wait for each other forever. Set every spread to "
+            "0, or use another optimizer"
+        )
+    if isinstance(optimizer, SparseAdam) and isinstance(controller, AnchoredController):
+        raise TypeError(
+            "optimizer must use dense gradients with an AnchoredController, got SparseAdam: the controller "
+            "multiplies them with the weights. Use sparse=False and Adam, or leave the controller out"
+        )
+    if scout is not None and isinstance(model, DistributedDataParallel) and model.static_graph:
         raise ValueError(
-            "explore must hold an hdet.LearningRate for an AnchoredController to move, got none: add "
+            "model must be wrapped without static_graph for the scout, got static_graph=True: gradients stay "
+            "local while it runs, which a static graph cannot do. Leave out static_graph, or the scout"
+        )
+
+
+def _is_fsdp1(module: nn.Module) -> bool:
+    # By name: importing the class takes a tenth of a second.
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
+
+
+def check_scout(
+    scout: object,
+    values: ExploredValues,
+    *,
+    model: nn.Module | None,
+    replicas: Replicas,
+    total_steps: int | None,
+) -> None:
+    """Raise if the scout could not do its work here."""
+    if not isinstance(scout, Scout):
+        raise TypeError(f"scout must be an hdet.Scout or None, got {scout!r} of type {type(scout).__name__}")
+    if not values.learning_rates:
+        raise ValueError(
+            "explore must hold an hdet.LearningRate for the scout to find, got none: add "
             "hdet.LearningRate(spread=0)"
         )
-    if controller.copy_on_cpu and explores:
+    if not replicas.can_keep_gradients_local:
         raise ValueError(
-            "copy_on_cpu must be False where replicas differ, got True: their copies are averaged on the "
-            "device; set every spread to 0, or leave it out"
+            "model must be the DistributedDataParallel module for the scout, which keeps gradients local "
+            f"while it runs, got {type(model).__name__}: pass model=ddp_model"
         )
-
-
-def check_controller(
-    controller: Controller,
-    dials: Sequence[Dial],
-    *,
-    sync_every: int,
-    total_steps: int | None,
-    explores: bool,
-    has_probe: bool,
-) -> int:
-    """Raise if the controller could not do its work here; return how many rounds it controls."""
-    num_rounds = 0
-    if total_steps is not None:
-        num_rounds = num_controlled_rounds(controller.start, sync_every, total_steps)
-        if num_rounds < 1:
-            raise ValueError(
-                f"controller start must leave at least one round to train, got start={controller.start} "
-                f"with sync_every={sync_every} and total_steps={total_steps}: "
-                "start earlier, sync more often, or leave the controller off"
-            )
-    if controller.decay == "floor":
-        missing = [dial.name for dial in dials if dial.floor is None]
-        if total_steps is None or missing:
-            raise ValueError(
-                "decay='floor' needs total_steps and a floor for every hyperparameter, got "
-                f"total_steps={total_steps} and no floor for {missing}: "
-                "pass total_steps and floor=, or a number as decay"
-            )
-    incomparable = [dial.name for dial in dials if dial.changes_loss]
-    if incomparable and not has_probe:
+    steps_per_fan(scout, replicas.count, total_steps)  # raises if the length is not known
+    least = least_steps(scout, replicas.count, total_steps)
+    if total_steps is not None and total_steps < least:
         raise ValueError(
-            f"probe must be given to steer {incomparable}, got None: they change the loss itself, so the "
-            "replicas' training losses cannot be compared. Pass probe=, a function that returns the plain "
-            "loss on one fixed batch, or leave the controller off"
+            f"total_steps must be at least {least} for this scout with {replicas.count} replicas, got "
+            f"{total_steps}: train longer, use more replicas, or leave the scout out"
         )
-    if not explores:
-        warnings.warn(
-            "the controller has nothing to compare at spread 0: only its decay acts",
-            HdetWarning,
-            stacklevel=3,
-        )
-    return num_rounds

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Tail"]
+from hdet.replicas import Replicas
+from hdet.replicas.health import all_finite
+
+__all__ = ["Tail", "TailMean"]
+
+_log = logging.getLogger(__name__)
 
 
-class Tail:
+class TailMean:
     """The mean so far, in float32 where the parameters have fewer bits.
 
     Its memory is there from the start: a run shall not fail for want of it near its end.
@@ -32,6 +38,7 @@ class Tail:
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor], step: int) -> None:
         """After a step of the tail: move the mean towards the parameters."""
+        self.fit(parameters)
         if self.num_taken == 0:
             self.first_step = step
         self.num_taken += 1
@@ -46,17 +53,14 @@ class Tail:
     @torch.no_grad()
     def put(self, parameters: Sequence[Tensor]) -> None:
         """After the last step: give the parameters the mean."""
+        self.fit(parameters)
         for p, mean in zip(parameters, self.mean, strict=True):
             p.copy_(mean)
 
-    def is_finite(self) -> bool:
-        """Whether the mean can be used; waits for the device."""
-        return all(bool(torch.isfinite(mean).all()) for mean in self.mean)
-
-    def fit_rows(self, num_rows: int) -> None:
-        """For parameters with a row per virtual replica: keep, or repeat, the first ones, which are equal."""
-        if len(self.mean[0]) != num_rows:
-            self.mean = [mean[:1].expand(num_rows, -1).clone() for mean in self.mean]
+    def fit(self, parameters: Sequence[Tensor]) -> None:
+        """Keep, or repeat, the first row, where replicas that share this process have joined or parted."""
+        if any(mean.shape != p.shape for mean, p in zip(self.mean, parameters, strict=True)):
+            self.mean = [mean[:1].expand_as(p).clone() for mean, p in zip(self.mean, parameters, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors on the CPU; the same on every replica after converging."""
@@ -64,7 +68,59 @@ class Tail:
         return {"mean": mean, "num_taken": self.num_taken, "first_step": self.first_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint, also one of another number of virtual replicas: all have one mean."""
+        """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
         for mean, saved in zip(self.mean, state["mean"], strict=True):
             mean.copy_(saved if saved.shape == mean.shape else saved[:1].expand_as(mean))
         self.num_taken, self.first_step = state["num_taken"], state["first_step"]
+
+
+class Tail:
+    """The tail of a run: takes the weights of its last steps, and puts their mean in place at the end.
+
+    Args:
+        replicas: whose weights they are.
+        steps: after which the weights are taken; empty for no tail.
+    """
+
+    def __init__(self, replicas: Replicas, steps: range) -> None:
+        self._replicas, self._steps = replicas, steps
+        self._mean: TailMean | None = None
+
+    def begin(self) -> None:
+        """The run begins, or begins again."""
+        self._mean = None  # give its memory back first
+        if self._steps:
+            self._mean = TailMean(self._replicas.weights())
+
+    def step_made(self, num_steps: int) -> None:
+        """After an optimizer step: take the weights if it belongs to the tail."""
+        if self._mean is not None and num_steps in self._steps:
+            self._mean.take(self._replicas.weights(), num_steps)
+
+    def averaged(self) -> list[Tensor]:
+        """Tensors that replicas average along with their parameters."""
+        if self._mean is None or not self._mean.num_taken:
+            return []
+        self._mean.fit(self._replicas.weights())
+        return self._mean.mean
+
+    def finish(self, num_steps: int) -> int:
+        """After the last step and its sync; the number of steps that the weights now are the mean of."""
+        mean, self._mean = self._mean, None
+        if mean is None or not mean.num_taken:
+            return 0
+        if not all_finite(mean.mean):  # on every replica alike, since they have converged
+            _log.warning("step %d: the mean of the tail is not finite, the last weights stay", num_steps)
+            return 0
+        mean.put(self._replicas.weights())
+        self._replicas.weights_written()
+        return mean.num_taken
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps; None before the first step of the tail."""
+        return self._mean.state_dict() if self._mean is not None and self._mean.num_taken else None
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Load a checkpoint, unless it is of a run that would have ended sooner."""
+        if self._mean is not None and state is not None and state["first_step"] >= self._steps[0]:
+            self._mean.load_state_dict(state)

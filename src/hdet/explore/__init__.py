@@ -1,10 +1,20 @@
-"""What can differ between replicas: where a value lives, and how it is spread.
+"""What can differ between replicas: where a value lives, how it is spread, and how it is written.
 
-The members that live in models and elsewhere are in ``modules`` and ``scalar``, imported when used.
+The members that live in models and elsewhere are in ``module_attributes`` and ``scalar``, imported when used.
 """
 
+from hdet.explore.hyperparameter import Hyperparameter
 from hdet.explore.optimizer_fields import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
-from hdet.explore.slots import Panel
-from hdet.explore.tunable import Dial, Hyperparameter
+from hdet.explore.tunable import Tunable
+from hdet.explore.values import ExploredValues
 
-__all__ = ["Beta2", "Dial", "Epsilon", "Hyperparameter", "LearningRate", "Momentum", "Panel", "WeightDecay"]
+__all__ = [
+    "Beta2",
+    "Epsilon",
+    "ExploredValues",
+    "Hyperparameter",
+    "LearningRate",
+    "Momentum",
+    "Tunable",
+    "WeightDecay",
+]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import NoEffectWarning
-from hdet.explore.slots import GeneralField
-from hdet.explore.spreading import Spreading, read_number
-from hdet.explore.tunable import Dial
+from hdet.explore.hyperparameter import Spreading, read_number
+from hdet.explore.slots import FunctionSlot
+from hdet.explore.tunable import Tunable
 
 __all__ = ["AttentionScale", "AttentionTemperature", "Dropout", "LabelSmoothing", "ModuleAttribute"]
 
@@ -30,8 +30,8 @@ class _OfAttribute(_Of):
     attribute: str
 
 
-class _ModuleFields(Spreading):
-    """Mechanism of the members below: attributes of the modules that match, on one dial."""
+class _ModuleSlots(Spreading):
+    """Mechanism of the members below: attributes of the modules that match, on one tunable."""
 
     model: nn.Module
     pattern: str
@@ -47,10 +47,10 @@ class _ModuleFields(Spreading):
         if not isinstance(self.pattern, str):
             raise TypeError(f"pattern must be a text such as '*.attention.*', got {self.pattern!r}")
 
-    def dials(self, optimizer: Optimizer) -> list[Dial]:
-        """One dial for all modules that match; each keeps its own base."""
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """One tunable for all modules that match; each keeps its own base."""
         name = self._name()
-        fields = []
+        slots = []
         for path, module in self.model.named_modules():
             path = path.replace("_orig_mod.", "").removeprefix("module.")  # of torch.compile and of DDP
             if fnmatch.fnmatchcase(path, self.pattern):
@@ -59,15 +59,15 @@ class _ModuleFields(Spreading):
                     value = getattr(module, attribute)
                     if isinstance(value, bool) or value != 0:  # zero stays zero under any factor
                         read_number(where, value)
-                        fields.append(_attribute_field(module, attribute))
-        if not fields:
+                        slots.append(_attribute_slot(module, attribute))
+        if not slots:
             warnings.warn(
                 f"{type(self).__name__} found no {self._looked_for()} in {type(self.model).__name__}, "
                 f"pattern {self.pattern!r}: nothing is explored",
                 NoEffectWarning,
                 stacklevel=4,
             )
-        return self._dial(name, fields, changes_loss=self.changes_loss)
+        return self._tunable(name, slots, changes_loss=self.changes_loss)
 
     def _name(self) -> str:
         raise NotImplementedError
@@ -79,14 +79,14 @@ class _ModuleFields(Spreading):
         return self.looked_for
 
 
-def _attribute_field(module: nn.Module, attribute: str) -> GeneralField:
-    return GeneralField(
+def _attribute_slot(module: nn.Module, attribute: str) -> FunctionSlot:
+    return FunctionSlot(
         lambda: float(getattr(module, attribute)), lambda value: setattr(module, attribute, value)
     )
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleAttribute(_ModuleFields, Spreading, _OfAttribute):
+class ModuleAttribute(_ModuleSlots, Spreading, _OfAttribute):
     """Explore a float attribute of modules, such as the drop rate of stochastic depth.
 
     ``ModuleAttribute(model, "drop_prob", spread=0.3, bounds=(0, 0.5))``
@@ -109,7 +109,7 @@ class ModuleAttribute(_ModuleFields, Spreading, _OfAttribute):
 
 
 @dataclass(frozen=True, eq=False)
-class Dropout(_ModuleFields, Spreading, _Of):
+class Dropout(_ModuleSlots, Spreading, _Of):
     """Explore dropout rates: every ``nn.Dropout*``, and ``dropout`` of attention and recurrent modules."""
 
     spread: float = 0.3
@@ -151,7 +151,7 @@ class AttentionScale(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionTemperature(_ModuleFields, Spreading, _Of):
+class AttentionTemperature(_ModuleSlots, Spreading, _Of):
     """Explore the scale on attention logits (one over the temperature).
 
     It looks for :class:`AttentionScale` modules and for attention modules that expose their scale as a
@@ -174,7 +174,7 @@ class AttentionTemperature(_ModuleFields, Spreading, _Of):
 
 
 @dataclass(frozen=True, eq=False)
-class LabelSmoothing(_ModuleFields, Spreading, _Of):
+class LabelSmoothing(_ModuleSlots, Spreading, _Of):
     """Explore ``label_smoothing`` of ``nn.CrossEntropyLoss`` modules. It changes the loss: give a probe."""
 
     spread: float = 0.5

@@ -1,4 +1,4 @@
-"""Hyperparameters of the optimizer: fields of its parameter groups."""
+"""Hyperparameters of the optimizer: slots of its parameter groups."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 
 from hdet.core.checks import require_flag, require_number
 from hdet.errors import NoEffectWarning
-from hdet.explore.slots import Field, FloatField, GeneralField, TensorField
-from hdet.explore.spreading import Spreading, read_number
-from hdet.explore.tunable import Dial
+from hdet.explore.hyperparameter import Spreading, read_number
+from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot
+from hdet.explore.tunable import Tunable
 
 __all__ = ["Beta2", "Epsilon", "LearningRate", "Momentum", "OptimizerField", "WeightDecay"]
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizerField(Spreading):
-    """Mechanism of the members below: one field of the parameter groups, on its own or together."""
+    """Mechanism of the members below: one slot of the parameter groups, on its own or together."""
 
     per_group: bool = True
     """Each parameter group on its own, or one multiplier and one correction for all of them."""
@@ -59,8 +59,8 @@ class OptimizerField(Spreading):
             if floor is not None:
                 require_number("floor", floor, above=0)
 
-    def dials(self, optimizer: Optimizer) -> list[Dial]:
-        """One dial per parameter group that has the field, or a single one."""
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """One tunable per parameter group that has the slot, or a single one."""
         groups = optimizer.param_groups
         floors = self._floors(len(groups))
         if len(floors) != len(groups):
@@ -73,9 +73,9 @@ class OptimizerField(Spreading):
                 f"group_spreads must have one entry per parameter group, got {len(spreads)} for "
                 f"{len(groups)} groups"
             )
-        found = [(i, self._field(optimizer, i)) for i in range(len(groups))]
-        fields = [(i, field) for i, field in found if field is not None]
-        if not fields:
+        found = [(i, self._slot(optimizer, i)) for i in range(len(groups))]
+        slots = [(i, slot) for i, slot in found if slot is not None]
+        if not slots:
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
             warnings.warn(
                 f"{type(self).__name__} found no {looked_for} in the groups of {type(optimizer).__name__}: "
@@ -85,19 +85,19 @@ class OptimizerField(Spreading):
             )
             return []
         if not self.per_group:
-            return self._dial(
-                self.name, [field for _, field in fields], floor=floors[0], is_scheduled=self.is_scheduled
+            return self._tunable(
+                self.name, [slot for _, slot in slots], floor=floors[0], is_scheduled=self.is_scheduled
             )
         names = _group_names(self.name, optimizer)
         return [
-            dial
-            for i, field in fields
-            for dial in self._dial(
-                names[i], [field], spread=spreads[i], floor=floors[i], is_scheduled=self.is_scheduled
+            tunable
+            for i, slot in slots
+            for tunable in self._tunable(
+                names[i], [slot], spread=spreads[i], floor=floors[i], is_scheduled=self.is_scheduled
             )
         ]
 
-    def _field(self, optimizer: Optimizer, index: int) -> Field | None:
+    def _slot(self, optimizer: Optimizer, index: int) -> Slot | None:
         group = optimizer.param_groups[index]
         for key, place in self.keys:
             if key not in group:
@@ -107,27 +107,27 @@ class OptimizerField(Spreading):
             if isinstance(value, Tensor) and place is None and not self.is_complement:
                 if value.numel() != 1 or not value.is_floating_point():
                     raise TypeError(f"{where} must hold one float to be explored, got {value!r}")
-                return TensorField(optimizer, index, key, self.bounds)
+                return TensorSlot(optimizer, index, key, self.bounds)
             value = read_number(where, float(value) if isinstance(value, Tensor) or value == 0 else value)
             if value == 0 and self.skips_zero:
                 return None
             if place is None and not self.is_complement and self.bounds is None:
-                return FloatField(optimizer, index, key)
-            return _general_field(optimizer, index, key, place, self.is_complement, self.bounds)
+                return FloatSlot(optimizer, index, key)
+            return _function_slot(optimizer, index, key, place, self.is_complement, self.bounds)
         return None
 
     def _floors(self, num_groups: int) -> list[float | None]:
         return list(self.floor) if isinstance(self.floor, Sequence) else [self.floor] * num_groups
 
 
-def _general_field(
+def _function_slot(
     optimizer: Optimizer,
     index: int,
     key: str,
     place: int | None,
     is_complement: bool,
     bounds: tuple[float, float] | None,
-) -> GeneralField:
+) -> FunctionSlot:
     def get() -> float:
         held = optimizer.param_groups[index][key]
         return float(held if place is None else held[place])
@@ -140,7 +140,7 @@ def _general_field(
             held[place] = value
             group[key] = tuple(held)
 
-    return GeneralField(
+    return FunctionSlot(
         get,
         lambda value: put(optimizer.param_groups[index], value),
         is_complement=is_complement,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch.optim import Optimizer
 
 from hdet.core.checks import require_flag
-from hdet.explore.slots import GeneralField
-from hdet.explore.spreading import Spreading, read_number
-from hdet.explore.tunable import Dial
+from hdet.explore.hyperparameter import Spreading, read_number
+from hdet.explore.slots import FunctionSlot
+from hdet.explore.tunable import Tunable
 
 __all__ = ["Scalar"]
 
@@ -46,7 +46,7 @@ class Scalar(Spreading, _Named):
                 raise TypeError(f"{what} must be callable, got {getattr(self, what)!r}")
         require_flag("changes_loss", self.changes_loss)
 
-    def dials(self, optimizer: Optimizer) -> list[Dial]:
-        """One dial."""
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """One tunable."""
         read_number(self.name, self.get())
-        return self._dial(self.name, [GeneralField(self.get, self.set)], changes_loss=self.changes_loss)
+        return self._tunable(self.name, [FunctionSlot(self.get, self.set)], changes_loss=self.changes_loss)

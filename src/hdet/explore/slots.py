@@ -1,7 +1,7 @@
-"""Fields: the places where a hyperparameter's value lives.
+"""Slots: the places where a hyperparameter's value lives.
 
-A field keeps the *plan* (what the wrapped schedule last wrote, or what the user had set) apart from what it
-puts in its place, so that a schedule which computes its next value from the current one never sees a
+A slot keeps the *scheduled* value (what the wrapped schedule last wrote, or what the user had set) apart from
+what it puts in its place. So a schedule that computes its next value from the current one never sees a
 replica's multiplier.
 """
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Field", "FloatField", "GeneralField", "Panel", "TensorField"]
+__all__ = ["FloatSlot", "FunctionSlot", "Slot", "SlotWriter", "TensorSlot"]
 
 _T = TypeVar("_T")
 
 
-class FloatField:
+class FloatSlot:
     """A float in a parameter group."""
 
     is_complement = False
@@ -34,25 +34,25 @@ class FloatField:
         self.bind()
 
     def bind(self) -> None:
-        """Find the place again (loading an optimizer replaces its groups); what it holds is the plan."""
+        """Find the place again: loading an optimizer replaces its groups. What it holds is scheduled."""
         self.group = self._optimizer.param_groups[self.group_index]
-        self.planned = self.last_put = self.group[self.key]
+        self.scheduled = self.last_put = self.group[self.key]
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """The plans since the last call."""
+        """The scheduled values since the last call."""
         taken, self.trace = _split(self.trace, keep_newest)
         return taken
 
     def scale_trace(self, factor: float) -> None:
-        """The plans that wait were used with another correction: make up for it."""
-        self.trace = [plan * factor for plan in self.trace]
+        """The scheduled values that wait were used with another correction: make up for it."""
+        self.trace = [value * factor for value in self.trace]
 
-    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
-        """Put the plan where a saved optimizer holds this field."""
-        optimizer_state["param_groups"][self.group_index][self.key] = self.planned
+    def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
+        """Put the scheduled value where a saved optimizer holds this slot."""
+        optimizer_state["param_groups"][self.group_index][self.key] = self.scheduled
 
 
-class TensorField:
+class TensorSlot:
     """A one-element tensor in a parameter group, written in place and without a host sync.
 
     Compiled and graph-captured optimizers read the tensor itself: replacing it would have no effect.
@@ -73,38 +73,38 @@ class TensorField:
         self.bind()
 
     @property
-    def planned(self) -> float:
-        """The plan; reading it waits for the device."""
-        return self._plan.item()
+    def scheduled(self) -> float:
+        """The scheduled value. Reading it waits for the device."""
+        return self._scheduled.item()
 
-    @planned.setter
-    def planned(self, value: float) -> None:
-        self._plan.fill_(value)
+    @scheduled.setter
+    def scheduled(self, value: float) -> None:
+        self._scheduled.fill_(value)
 
     def bind(self) -> None:
-        """See :meth:`FloatField.bind`."""
+        """See :meth:`FloatSlot.bind`."""
         groups = self._optimizer.param_groups
         tensor: Tensor = groups[self.group_index][self.key]
         if any(groups[i][self.key] is tensor for i in range(self.group_index)):
             # torch gives one tensor to all groups; here each must have its own.
             tensor = groups[self.group_index][self.key] = tensor.detach().clone()
         self._tensor = tensor
-        self._plan = tensor.detach().clone()
+        self._scheduled = tensor.detach().clone()
         self._last_put = tensor.detach().clone()
 
-    def put_plan(self, *, compare: bool) -> bool:
-        """Put the plan in place; with ``compare``, unless somebody else has written there; tell whether."""
+    def put_scheduled(self, *, compare: bool) -> bool:
+        """Put the scheduled value in place; with ``compare``, not where somebody else has written: tell."""
         if compare and not torch.equal(self._tensor, self._last_put):
             return True
-        self._tensor.copy_(self._plan)
-        self._last_put.copy_(self._plan)
+        self._tensor.copy_(self._scheduled)
+        self._last_put.copy_(self._scheduled)
         return False
 
     def put_value(self, *, is_traced: bool) -> None:
-        """Take what is in place as the plan and put the value instead."""
-        self._plan.copy_(self._tensor)
+        """Take what is in place as the scheduled value and put the replica's value instead."""
+        self._scheduled.copy_(self._tensor)
         if is_traced:
-            self.trace.append(self._plan.clone())
+            self.trace.append(self._scheduled.clone())
         if self.held is None:
             self._tensor.mul_(self.factor)
         else:
@@ -114,20 +114,20 @@ class TensorField:
         self._last_put.copy_(self._tensor)
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """See :meth:`FloatField.take_trace`."""
+        """See :meth:`FloatSlot.take_trace`."""
         taken, self.trace = _split(self.trace, keep_newest)
         return torch.stack(taken).reshape(-1).tolist() if taken else []
 
     def scale_trace(self, factor: float) -> None:
-        """See :meth:`FloatField.scale_trace`."""
-        self.trace = [plan * factor for plan in self.trace]
+        """See :meth:`FloatSlot.scale_trace`."""
+        self.trace = [value * factor for value in self.trace]
 
-    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
-        """See :meth:`FloatField.put_plan_into`."""
-        optimizer_state["param_groups"][self.group_index][self.key] = self._plan.clone()
+    def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
+        """See :meth:`FloatSlot.put_scheduled_into`."""
+        optimizer_state["param_groups"][self.group_index][self.key] = self._scheduled.clone()
 
 
-class GeneralField:
+class FunctionSlot:
     """Any place that can be read and written through functions.
 
     Args:
@@ -135,10 +135,10 @@ class GeneralField:
         set: writes it.
         is_complement: factors apply to one minus the value, as suits a momentum close to one.
         is_static: nobody else writes it at every step, so it is enough to write it at syncs.
-        save: puts a value where a saved optimizer holds this field.
+        save: puts a value where a saved optimizer holds this slot.
         group_index: of the optimizer's group that holds it, if one does.
         column: what the value is called there.
-        bounds: what is put stays between them, also while the plan moves.
+        bounds: what is put stays between them, also while the schedule moves.
     """
 
     def __init__(
@@ -160,98 +160,98 @@ class GeneralField:
         self.factor = 1.0
         self.held: float | None = None
         self.trace: list[float] = []
-        self.planned = self._last_put = get()
+        self.scheduled = self._last_put = get()
 
     def bind(self) -> None:
-        """See :meth:`FloatField.bind`; loading an optimizer does not touch what lies outside it."""
+        """See :meth:`FloatSlot.bind`; loading an optimizer does not touch what lies outside it."""
         if self._save is not None:
-            self.planned = self._last_put = self._get()
+            self.scheduled = self._last_put = self._get()
         else:
-            self.put_plan()
+            self.put_scheduled()
 
-    def put_plan(self, *, compare: bool = True) -> bool:
-        """Put the plan in place, unless somebody else has written there; tell whether."""
+    def put_scheduled(self, *, compare: bool = True) -> bool:
+        """Put the scheduled value in place, unless somebody else has written there; tell whether."""
         if self._get() != self._last_put:
             return True
-        self._set(self.planned)
+        self._set(self.scheduled)
         self._last_put = self._get()
         return False
 
     def put_value(self, *, is_traced: bool) -> None:
-        """Take what is in place as the plan and put the value instead."""
-        self.planned = self._get()
+        """Take what is in place as the scheduled value and put the replica's value instead."""
+        self.scheduled = self._get()
         if is_traced and not self.is_static:
-            self.trace.append(self.planned)
+            self.trace.append(self.scheduled)
         if self.held is not None:
             value = self.held
         elif self.is_complement:
-            value = 1 - (1 - self.planned) * self.factor
+            value = 1 - (1 - self.scheduled) * self.factor
         else:
-            value = self.planned * self.factor
+            value = self.scheduled * self.factor
         if self._bounds is not None:
             value = min(max(value, self._bounds[0]), self._bounds[1])
         self._set(value)
         self._last_put = self._get()  # what is read back may be rounded
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """See :meth:`FloatField.take_trace`; a static plan stands for all steps."""
+        """See :meth:`FloatSlot.take_trace`; a static value stands for all steps."""
         if self.is_static:
-            return [self.planned]
+            return [self.scheduled]
         taken, self.trace = _split(self.trace, keep_newest)
         return taken
 
     def scale_trace(self, factor: float) -> None:
-        """See :meth:`FloatField.scale_trace`."""
-        self.trace = [plan * factor for plan in self.trace]
+        """See :meth:`FloatSlot.scale_trace`."""
+        self.trace = [value * factor for value in self.trace]
 
-    def put_plan_into(self, optimizer_state: dict[str, Any]) -> None:
-        """See :meth:`FloatField.put_plan_into`."""
+    def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
+        """See :meth:`FloatSlot.put_scheduled_into`."""
         if self._save is not None:
-            self._save(optimizer_state, self.planned)
+            self._save(optimizer_state, self.scheduled)
 
 
-Field = FloatField | TensorField | GeneralField
+Slot = FloatSlot | TensorSlot | FunctionSlot
 
 
 def _split(trace: list[_T], keep_newest: bool) -> tuple[list[_T], list[_T]]:
     return (trace[:-1], trace[-1:]) if keep_newest else (trace, [])
 
 
-class Panel:
+class SlotWriter:
     """Fields that are written together.
 
     This is the only part of the library that runs for every group at every step. Its loops over float
-    fields are written out, because a method call per field would cost as much as the schedule itself.
+    slots are written out, because a method call per slot would cost as much as the schedule itself.
     """
 
-    def __init__(self, fields: Sequence[Field]) -> None:
-        self._floats = [field for field in fields if isinstance(field, FloatField)]
-        self._others = [field for field in fields if not isinstance(field, FloatField)]
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._floats = [slot for slot in slots if isinstance(slot, FloatSlot)]
+        self._others = [slot for slot in slots if not isinstance(slot, FloatSlot)]
 
-    def put_plans(self, *, compare_tensors: bool = False) -> bool:
-        """Put every plan in place; tell whether somebody else had written to a field.
+    def put_scheduled(self, *, compare_tensors: bool = False) -> bool:
+        """Put every scheduled value in place; tell whether somebody else had written to a slot.
 
-        What somebody else wrote stays: it is the plan from now on. Comparing tensors waits for the device.
+        What somebody else wrote stays, as the scheduled value. Comparing tensors waits for the device.
         """
         changed_outside = False
-        for field in self._floats:
-            group, key = field.group, field.key
-            if group[key] == field.last_put:
-                group[key] = field.planned
+        for slot in self._floats:
+            group, key = slot.group, slot.key
+            if group[key] == slot.last_put:
+                group[key] = slot.scheduled
             else:
                 changed_outside = True
-        for field in self._others:
-            changed_outside |= field.put_plan(compare=compare_tensors or isinstance(field, GeneralField))
+        for slot in self._others:
+            changed_outside |= slot.put_scheduled(compare=compare_tensors or isinstance(slot, FunctionSlot))
         return changed_outside
 
     def put_values(self, *, is_traced: bool = False) -> None:
-        """Take what is in place as the plan and put this replica's values instead."""
-        for field in self._floats:
-            group, key, held = field.group, field.key, field.held
-            field.planned = planned = group[key]
-            group[key] = field.last_put = planned * field.factor if held is None else held
-        for field in self._others:
-            field.put_value(is_traced=is_traced)
+        """Take what is in place as scheduled values and put this replica's values instead."""
+        for slot in self._floats:
+            group, key, held = slot.group, slot.key, slot.held
+            slot.scheduled = scheduled = group[key]
+            group[key] = slot.last_put = scheduled * slot.factor if held is None else held
+        for slot in self._others:
+            slot.put_value(is_traced=is_traced)
         if is_traced:
-            for field in self._floats:
-                field.trace.append(field.planned)
+            for slot in self._floats:
+                slot.trace.append(slot.scheduled)

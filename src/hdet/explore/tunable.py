@@ -1,55 +1,40 @@
-"""Dials: one scalar that replicas turn differently, and that the controller moves."""
+"""Tunable: one scalar that replicas hold at different values, and that a controller moves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-from torch.optim import Optimizer
+from typing import Any
 
 from hdet.core.controller import ControllerState
 from hdet.core.spread import factor_limits, multiplier_at, usable_share
-from hdet.explore.slots import Field
+from hdet.explore.slots import Slot
 
-__all__ = ["Dial", "Hyperparameter"]
-
-
-class Hyperparameter(Protocol):
-    """What a user asks to explore: it knows how to turn itself into dials."""
-
-    @property
-    def spread(self) -> float:
-        """Half-width of the multipliers; zero explores nothing."""
-        ...
-
-    def dials(self, optimizer: Optimizer) -> list[Dial]:
-        """The dials of this hyperparameter, one for each value that is explored on its own."""
-        ...
+__all__ = ["Tunable"]
 
 
-class Dial:
-    """One explored scalar: its fields, its spread, and what the controller has learned of it.
+class Tunable:
+    """One explored scalar: its slots, its spread, and what the controller has learned of it.
 
-    The base is plan x correction, or a held base once a controller of the paper's form has taken over.
-    Several fields on one dial share its multiplier and move in proportion. Where the fields are
-    complements (a momentum), all of this applies to one minus the value.
+    The base is the scheduled value times a correction. A controller of the paper's form holds a base of its
+    own instead. Several slots of one tunable share its multiplier and move in proportion. Where the slots
+    are complements (a momentum), all of this applies to one minus the value.
 
     Args:
         name: of the hyperparameter, unique in an ensemble.
-        fields: where the value lives.
+        slots: where the value lives.
         spread: half-width of the multipliers.
         scale: ``"linear"`` or ``"log"`` spacing of the multipliers.
         bounds: every replica's value stays between them.
         floor: where ``decay="floor"`` takes the base.
         changes_loss: whether losses of replicas with different values cannot be compared.
-        is_scheduled: whether the plan moves by itself, so that where it stands now says little.
+        is_scheduled: whether a schedule moves the value, so that where it stands now says little.
     """
 
     def __init__(
         self,
         name: str,
-        fields: Sequence[Field],
+        slots: Sequence[Slot],
         *,
         spread: float,
         scale: str = "linear",
@@ -59,11 +44,11 @@ class Dial:
         is_scheduled: bool = False,
     ) -> None:
         self.name = name
-        self.fields = list(fields)
+        self.slots = list(slots)
         self.spread, self.scale, self.floor = spread, scale, floor
         self.changes_loss = changes_loss
         self.bounds = bounds
-        self._is_complement = self.changes_moments = self.fields[0].is_complement
+        self._is_complement = self.changes_moments = self.slots[0].is_complement
         self.is_scheduled = is_scheduled
         self.position, self.multiplier = 0.0, 1.0
         self.correction = 1.0
@@ -80,24 +65,24 @@ class Dial:
 
     @property
     def base(self) -> float:
-        """The shared value of the first field, on the host."""
+        """The shared value of the first slot, on the host."""
         return self._bases()[0]
 
-    def value_with(self, multiplier: float, field_index: int = 0) -> float:
-        """What a replica with this multiplier uses in a field."""
-        planned = self.value(self.fields[field_index].planned, self.correction)
-        base = planned if self.held is None else self.held[field_index]
+    def value_with(self, multiplier: float, slot_index: int = 0) -> float:
+        """What a replica with this multiplier uses in a slot."""
+        scheduled = self.value(self.slots[slot_index].scheduled, self.correction)
+        base = scheduled if self.held is None else self.held[slot_index]
         return self._bounded(self.value(base, multiplier))
 
     def value(self, base: float, factor: float) -> float:
-        """``base`` times ``factor``, on the scale of the dial."""
+        """``base`` times ``factor``, on the scale of the tunable."""
         return 1 - (1 - base) * factor if self._is_complement else base * factor
 
     def narrow_spread(self) -> None:
         """At the start of a round: use as much of the spread as fits the bounds around the base."""
         if self.bounds is not None or not self.is_scheduled:
             low, high = self._inner_bounds()
-            # A field at zero stays there under any factor: it does not narrow the others.
+            # A slot at zero stays there under any factor: it does not narrow the others.
             inner = [x for x in map(self.inner, self._bases()) if x > 0]
             shares = [usable_share(x, low, high, self.spread, self.scale) for x in inner]
             self.share = min(shares, default=0.0)
@@ -111,21 +96,21 @@ class Dial:
         """The widest multiplier of this round, as a logarithm."""
         return max(abs(math.log(m)) for m in self.multipliers((-1.0, 1.0)))
 
-    def set_fields(self, multiplier: float) -> None:
-        """Tell the fields what to put from now on."""
-        for i, field in enumerate(self.fields):
-            field.factor = self.correction * multiplier
-            field.held = None if self.held is None else self.value(self.held[i], multiplier)
+    def set_slots(self, multiplier: float) -> None:
+        """Tell the slots what to hold when values are written next."""
+        for i, slot in enumerate(self.slots):
+            slot.factor = self.correction * multiplier
+            slot.held = None if self.held is None else self.value(self.held[i], multiplier)
 
     # --- the controller ------------------------------------------------------------------------------
 
     def hold(self, state: ControllerState) -> None:
-        """Leave the plan and keep the controller's base until it moves again (paper form)."""
+        """Leave the schedule and keep the controller's base until it moves again (paper form)."""
         base = self.move_to(self.inner(state.base))
         self.control = ControllerState(self.inner(base), state.velocity)
 
     def move_to(self, base: float) -> float:
-        """Leave the plan for this base; return what the bounds allow of it."""
+        """Leave the schedule for this base; return what the bounds allow of it."""
         old = self._bases()
         before = self.inner(old[0])
         if before <= 0:  # nothing to scale: it stays
@@ -133,31 +118,31 @@ class Dial:
             return old[0]
         factor = self.inner(base) / before
         allowed = self._allowed(factor, old)
-        # Fields keep their proportions; a single field takes the new base to the bit.
+        # Slots keep their proportions. A single slot takes the new base exactly.
         first = base if allowed == factor else self.value(old[0], allowed)
         self.held = [first] + [self.value(value, allowed) for value in old[1:]]
         return first
 
     def correct(self, state: ControllerState) -> None:
-        """Let the plan go on, multiplied by the controller's correction (log form)."""
+        """Let the schedule go on, multiplied by the controller's correction (log form)."""
         correction = self.found * math.exp(state.base)
         if self.bounds is not None:
-            # Measured from where the base is: a plan that has left the bounds by itself is not pulled back,
-            # it is only not pushed further out.
+            # Measured from where the base is: a schedule that has left the bounds by itself is not pulled
+            # back, it is only not pushed further out.
             factor = correction / self.correction
-            allowed = self._allowed(factor, [self.value(f.planned, self.correction) for f in self.fields])
+            allowed = self._allowed(factor, [self.value(f.scheduled, self.correction) for f in self.slots])
             if allowed != factor:
                 correction = self.correction * allowed
                 state = ControllerState(math.log(correction / self.found), state.velocity)
         if correction != self.correction:
-            # Plans that wait to be recorded were used with the old correction.
-            for field in self.fields:
-                field.scale_trace(self.correction / correction)
+            # Scheduled values that wait to be recorded were used with the old correction.
+            for slot in self.slots:
+                slot.scale_trace(self.correction / correction)
         self.correction = correction
         self.control = state
 
     def start_from(self, factor: float) -> None:
-        """Take over what the scout has found: a factor on the plan."""
+        """Start from what the scout has found, a factor on the schedule."""
         self.found = self.correction = factor
         self.held = self.control = None
 
@@ -166,13 +151,13 @@ class Dial:
     def take_trace(self, *, keep_newest: bool) -> dict[str, list[float]]:
         """The base of every step since the last call; a single entry where it did not move.
 
-        Under the name of the dial, and for further fields of an optimizer under ``name[i]``.
+        Under the name of the tunable, and for further slots of an optimizer under ``name[i]``.
         """
         traces: dict[str, list[float]] = {}
-        for i, field in enumerate(self.fields):
-            plans = field.take_trace(keep_newest=keep_newest)
-            if i == 0 or not field.is_static:
-                bases = [self._bounded(self.value(p, self.correction)) for p in plans]
+        for i, slot in enumerate(self.slots):
+            scheduled = slot.take_trace(keep_newest=keep_newest)
+            if i == 0 or not slot.is_static:
+                bases = [self._bounded(self.value(p, self.correction)) for p in scheduled]
                 bases = bases if self.held is None else [self.held[i]]
                 name = self.name if i == 0 else f"{self.name}[{i}]"
                 traces[name] = bases[:1] if len(set(bases)) == 1 else bases
@@ -181,7 +166,7 @@ class Dial:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: numbers only, the same on every replica."""
         return {
-            "planned": [field.planned for field in self.fields],
+            "scheduled": [slot.scheduled for slot in self.slots],
             "held": None if self.held is None else list(self.held),
             "correction": self.correction,
             "found": self.found,
@@ -191,9 +176,9 @@ class Dial:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint's state."""
-        for field, planned in zip(self.fields, state["planned"], strict=True):
-            field.planned = planned
+        """Load a checkpoint's state."""
+        for slot, scheduled in zip(self.slots, state["scheduled"], strict=True):
+            slot.scheduled = scheduled
         self.held = None if state["held"] is None else list(state["held"])
         self.correction = state["correction"]
         self.found = state.get("found", 1.0)
@@ -201,12 +186,12 @@ class Dial:
         self.decay = state["decay"]
         self.share = state["share"]
 
-    # --- on the scale of the dial --------------------------------------------------------------------
+    # --- on the scale of the tunable --------------------------------------------------------------------
 
     def _bases(self) -> list[float]:
         if self.held is not None:
             return self.held
-        return [self._bounded(self.value(field.planned, self.correction)) for field in self.fields]
+        return [self._bounded(self.value(slot.scheduled, self.correction)) for slot in self.slots]
 
     def inner(self, value: float) -> float:
         """The value as factors see it: itself, or one minus it. Its own inverse."""
@@ -220,7 +205,7 @@ class Dial:
         return (1 - high, 1 - low) if self._is_complement else (low, high)
 
     def _allowed(self, factor: float, bases: Sequence[float]) -> float:
-        """The factor, limited so that every field stays well inside the bounds."""
+        """The factor, limited so that every slot stays well inside the bounds."""
         if self.bounds is None:
             return factor
         bounds = self._inner_bounds()

@@ -1,15 +1,25 @@
-"""Who the replicas are, and everything that passes between them."""
+"""Where replicas live, and everything that passes between them.
+
+``port`` says what the method asks of its replicas. ``ranks`` has one replica in every process, and
+``stacked`` has all of them in this process.
+"""
 
 from hdet.replicas.average import Averager
-from hdet.replicas.exchange import exchange, require_same_settings, widest_float
-from hdet.replicas.gradients import finite_mean_hook
-from hdet.replicas.group import Replicas
+from hdet.replicas.device import widest_float
+from hdet.replicas.finite_mean import finite_mean_hook
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.port import Replicas, Report, SavePoint
+from hdet.replicas.ranks import RankReplicas
+from hdet.replicas.warm_start import warm_start
 
 __all__ = [
     "Averager",
+    "RankReplicas",
+    "ReplicaGroup",
     "Replicas",
-    "exchange",
+    "Report",
+    "SavePoint",
     "finite_mean_hook",
-    "require_same_settings",
+    "warm_start",
     "widest_float",
 ]

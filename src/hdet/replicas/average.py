@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.replicas.group import Replicas
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.health import flat_view
 
 __all__ = ["Averager"]
 
@@ -21,24 +22,19 @@ class Averager:
     """Averages a list of tensors over replicas, again and again.
 
     Large tensors are reduced where they are. Small ones are packed into a bucket, which is used in two
-    halves: one is filled while the other is on its way. Half precisions are
-    summed in float32. How to pack is worked out once and kept while the tensors stay where they are.
+    halves: one is filled while the other is on its way. Half precisions are summed in float32. How to pack is
+    worked out once and kept while the tensors stay where they are.
 
     Args:
-        replicas: who takes part.
+        group: who takes part.
         bucket_mib: size of the bucket, and so the extra memory.
     """
 
-    def __init__(self, replicas: Replicas, *, bucket_mib: float = 25.0) -> None:
-        self._replicas = replicas
+    def __init__(self, group: ReplicaGroup, *, bucket_mib: float = 25.0) -> None:
+        self._group = group
         self._half_bucket_bytes = int(bucket_mib * 2**20) // 2
-        self._plan: list[_Kind] = []
-        self._planned_for: tuple[list[Tensor], list[int]] = ([], [])
-
-    @torch.no_grad()
-    def all_finite(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether every element of every tensor is finite. Waits for the device."""
-        return all(kind.all_finite() for kind in self._kinds(tensors))
+        self._packing: list[_Kind] = []
+        self._packed_for: tuple[list[Tensor], list[int]] = ([], [])
 
     @torch.no_grad()
     def average_(
@@ -54,15 +50,15 @@ class Averager:
             contribute: whether this replica's tensors enter the mean.
             num_contributors: how many replicas contribute; all of them if None.
         """
-        if not self._replicas.communicates:
+        if not self._group.communicates:
             return
-        divisor = self._replicas.count if num_contributors is None else num_contributors
+        divisor = self._group.count if num_contributors is None else num_contributors
         for kind in self._kinds(tensors):
-            kind.average_(self._replicas, contribute, divisor)
+            kind.average_(self._group, contribute, divisor)
 
     def _kinds(self, tensors: Sequence[Tensor]) -> list[_Kind]:
         addresses = list(map(Tensor.data_ptr, tensors))
-        known, known_addresses = self._planned_for
+        known, known_addresses = self._packed_for
         if addresses != known_addresses or not all(map(operator.is_, tensors, known)):
             members: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for tensor in tensors:
@@ -70,12 +66,12 @@ class Averager:
                     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
                     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
                     members.setdefault((tensor.device, dtype), []).append(tensor)
-            self._plan = [
+            self._packing = [
                 _Kind(device, dtype, group, self._half_bucket_bytes)
                 for (device, dtype), group in members.items()
             ]
-            self._planned_for = (list(tensors), addresses)
-        return self._plan
+            self._packed_for = (list(tensors), addresses)
+        return self._packing
 
 
 class _Kind:
@@ -89,7 +85,7 @@ class _Kind:
         in_place: list[Tensor] = []
         packed: list[Tensor] = []
         for tensor in tensors:
-            flat = _flat_view(tensor)
+            flat = flat_view(tensor)
             if flat is None:
                 flat = tensor.contiguous().view(-1)  # a copy, filled again before each use
                 self._scattered.append((tensor, flat))
@@ -108,11 +104,7 @@ class _Kind:
         ]
         self._jobs += [_Packed(run, bucket[i % 2][: _size(run)]) for i, run in enumerate(runs)]
 
-    def all_finite(self) -> bool:
-        self._gather_scattered()
-        return all(_is_finite(flat) for job in self._jobs for flat in job.to_check())
-
-    def average_(self, replicas: Replicas, contribute: bool, divisor: int) -> None:
+    def average_(self, group: ReplicaGroup, contribute: bool, divisor: int) -> None:
         self._gather_scattered()
         # Two jobs are on the way at a time: while one travels, the other is packed or unpacked. Jobs two
         # apart share a half of the bucket, so the older one is finished before the newer one is packed.
@@ -121,7 +113,7 @@ class _Kind:
             if len(on_the_way) == 2:
                 _finish(*on_the_way.pop(0), divisor)
             buffer = job.pack(contribute)
-            work = dist.all_reduce(buffer, group=replicas.process_group, async_op=True)
+            work = dist.all_reduce(buffer, group=group.process_group, async_op=True)
             assert work is not None
             on_the_way.append((job, work))
         for job, work in on_the_way:
@@ -139,9 +131,6 @@ class _InPlace:
 
     def __init__(self, piece: Tensor) -> None:
         self._piece = piece
-
-    def to_check(self) -> Sequence[Tensor]:
-        return [self._piece]
 
     def pack(self, contribute: bool) -> Tensor:
         return self._piece if contribute else self._piece.zero_()
@@ -171,12 +160,6 @@ class _Packed:
                 for piece, view in zip(self._small, self._small_views, strict=True)
             ]
 
-    def to_check(self) -> Iterator[Tensor]:
-        if self._small:
-            yield torch.cat(self._small, out=self._small_bucket)
-        for piece, _ in self._large:
-            yield piece
-
     def pack(self, contribute: bool) -> Tensor:
         return torch.cat(self._pieces, out=self._bucket) if contribute else self._bucket.zero_()
 
@@ -199,24 +182,6 @@ def _finish(job: _InPlace | _Packed, work: dist.Work, divisor: int) -> None:
 
 def _size(pieces: Sequence[Tensor]) -> int:
     return sum(map(Tensor.numel, pieces))
-
-
-def _is_finite(flat: Tensor) -> bool:
-    # A sum reads once and is not finite if any element is not. It can overflow though every element is
-    # finite: then look at each.
-    total = flat.sum(dtype=None if flat.dtype.itemsize > 2 else torch.float32)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(flat).all())
-
-
-def _flat_view(tensor: Tensor) -> Tensor | None:
-    """All elements in the order of memory, or None if they do not lie side by side."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return None
-            expected *= size
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _fill(flats: Sequence[Tensor], capacity: int) -> Iterator[list[Tensor]]:

@@ -10,23 +10,19 @@ import torch
 import torch.distributed as dist
 
 from hdet.errors import ConfigurationMismatchError
-from hdet.replicas.group import Replicas
+from hdet.replicas.device import widest_float
+from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["digest", "exchange", "require_same_settings", "widest_float"]
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """Double precision where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+__all__ = ["digest", "exchange", "require_same_settings"]
 
 
-def exchange(replicas: Replicas, message: Sequence[float]) -> list[list[float]]:
+def exchange(group: ReplicaGroup, message: Sequence[float]) -> list[list[float]]:
     """Every replica's message, in the order of the replicas. One collective; it waits for all."""
-    if not replicas.communicates:
+    if not group.communicates:
         return [list(message)]
-    mine = torch.tensor(message, dtype=widest_float(replicas.device), device=replicas.device)
-    all_of_them = [torch.empty_like(mine) for _ in range(replicas.count)]
-    dist.all_gather(all_of_them, mine, group=replicas.process_group)
+    mine = torch.tensor(message, dtype=widest_float(group.device), device=group.device)
+    all_of_them = [torch.empty_like(mine) for _ in range(group.count)]
+    dist.all_gather(all_of_them, mine, group=group.process_group)
     return torch.stack(all_of_them).tolist()
 
 
@@ -39,22 +35,22 @@ def digest(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
-def require_same_settings(replicas: Replicas, settings: Mapping[str, object]) -> None:
-    """Raise the same error on every replica if any setting differs between replicas.
+def require_same_settings(group: ReplicaGroup, settings: Mapping[str, object]) -> None:
+    """Raise the same error on every replica if any setting differs between group.
 
     Different settings would otherwise show as a hang: one replica waits in a sync that another has
     not reached.
     """
-    if not replicas.communicates:
+    if not group.communicates:
         return
     text = json.dumps({name: repr(value) for name, value in settings.items()}, sort_keys=True)
-    seen = exchange(replicas, [digest(text), float(len(text.encode()))])
+    seen = exchange(group, [digest(text), float(len(text.encode()))])
     if all(fingerprint == seen[0][0] for fingerprint, _ in seen):
         return
     # Only now is the text itself sent, so that the error can name what differs.
     size = int(max(length for _, length in seen))
     padded = text.encode().ljust(size, b" ")
-    texts = [bytes(int(byte) for byte in row) for row in exchange(replicas, list(padded))]
+    texts = [bytes(int(byte) for byte in row) for row in exchange(group, list(padded))]
     each = [json.loads(text) for text in texts]
     names = sorted({name for one in each for name in one})
     lines = []

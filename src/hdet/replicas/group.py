@@ -1,4 +1,4 @@
-"""The replicas: how many there are, which one this is, and the process group that joins them."""
+"""ReplicaGroup: how many replicas there are, which one this process is, and what joins them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 import torch.distributed as dist
 
 from hdet.errors import HdetWarning
+from hdet.replicas.device import accelerator
 
-__all__ = ["Replicas"]
+__all__ = ["ReplicaGroup"]
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """One process's view of the replicas.
+class ReplicaGroup:
+    """The place of this process among replicas that live in one process each.
 
-    >>> Replicas.of(None)
-    Replicas(index=0, count=1, process_group=None)
+    >>> ReplicaGroup.of(None)
+    ReplicaGroup(index=0, count=1, process_group=None)
     """
 
     index: int
@@ -33,7 +34,7 @@ class Replicas:
     @classmethod
     def of(
         cls, process_group: dist.ProcessGroup | None, *, fallback_index: int = 0, fallback_count: int = 1
-    ) -> Replicas:
+    ) -> ReplicaGroup:
         """The replicas of ``process_group``, of the world, or of this process alone.
 
         The fallback counts only where torch.distributed is not running.
@@ -79,5 +80,4 @@ class Replicas:
         backend = dist.get_backend(self.process_group)
         if "gloo" in backend or "fake" in backend or "mpi" in backend:
             return torch.device("cpu")
-        accelerator = torch.accelerator.current_accelerator()
-        return torch.device("cpu") if accelerator is None else accelerator
+        return accelerator() or torch.device("cpu")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from hdet.report.chart import Chart, Trace, line, series_color
-from hdet.report.runs import Run, by_name, number, numbers
+from hdet.report.found import Anchored, Choice, Fan, Parabola, Scouted, anchored_of, scouted_of
+from hdet.report.runs import Run
 from hdet.report.series import thin
 
 __all__ = ["finder_charts"]
@@ -17,73 +17,28 @@ _STARTS = {"wide": ", from the initial weights", "narrow": ", from the best tria
 
 def finder_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """The scout's losses over learning rates, and the anchored factor over steps."""
-    scout, anchored = run.finder.get("scout"), run.finder.get("anchored")
-    if isinstance(scout, dict):
-        yield from _scout(scout, run.loss_unit)
-    if isinstance(anchored, dict):
+    scouted, anchored = scouted_of(run), anchored_of(run)
+    if scouted is not None:
+        yield from _scout(scouted, run.loss_unit)
+    if anchored is not None:
         yield from _anchored(anchored, max_points)
 
 
-def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
-    listed = scout.get("rounds")
-    rounds = [r for r in listed if isinstance(r, dict)] if isinstance(listed, list) else []
-    points = [
-        [
-            (lr, loss)
-            for lr, loss in zip(numbers(r.get("lrs")), numbers(r.get("losses")), strict=False)
-            if lr and lr > 0
-        ]
-        for r in rounds
-    ]
-    finite = [loss for found in points for _, loss in found if loss is not None]
+def _scout(scouted: Scouted, unit: str) -> Iterable[Chart]:
+    finite = [loss for fan in scouted.fans for _, loss in fan.points if loss is not None]
     if not finite:
         return
-    low = min(finite)
-    # A loss far above that of the smallest learning rate, which hardly trains, is as good as lost.
-    from_start = [
-        p for found, r in zip(points, rounds, strict=True) if r.get("stage") != "narrow" for p in found
-    ]
-    untrained = next(
-        (loss for _, loss in sorted(from_start, key=lambda p: p[0]) if loss is not None), max(finite)
-    )
-    high = min(max(finite), untrained + 0.2 * (untrained - low))
-    points = [[(lr, None if loss is None or loss > high else loss) for lr, loss in found] for found in points]
+    low, high = min(finite), _highest_shown(scouted.fans)
     room = 0.06 * (high - low) or 0.1
-    # Losses of a diverging replica would flatten the valley: they are drawn at the top edge instead.
-    traces = _choice(scout, low - room, high + room)
-    for index, found in enumerate(points):
-        color, dash = series_color(index)
-        found = sorted(found, key=lambda point: point[0])
-        x, y = [lr for lr, _ in found], [loss for _, loss in found]
-        name = f"round {index + 1}" if len(points) > 1 else "replicas"
-        name += _STARTS.get(str(rounds[index].get("stage")), "")
-        trace = line(x, y, name, color, unit=unit, dash=dash, width=1.5)
-        trace |= {"mode": "lines+markers", "marker": {"size": 8}, "hovertemplate": _template("loss")}
-        traces.append(trace)
-        lost = [lr for lr, loss in found if loss is None]
-        if lost:
-            gone = line(lost, [high + room] * len(lost), f"{name}: failed", color, unit="")
-            gone |= {
-                "mode": "markers",
-                "marker": {"size": 9, "symbol": "x-thin", "line": {"width": 2, "color": color}},
-            }
-            gone["hovertemplate"] = (
-                "learning rate %{x:.4~g}<br>the loss was far above the others or not finite<extra></extra>"
-            )
-            traces.append(gone)
-    tried = [lr for lr, _ in points[-1]] or [0.0]
-    traces += _parabola(scout.get("curve"), min(tried), max(tried), high, unit)
-    reason = scout.get("reason")
-    at_edge = bool(rounds and rounds[-1].get("at_edge"))
-    caption = (
-        "Loss after a miniature run at each learning rate, from the initial weights and then from those of "
-        "the best trial. The vertical line is the choice, carried over from one replica's batch to those of "
-        "all and to the long run; the band is its uncertainty, about one sigma."
-    )
-    caption += " The best point lies at the edge of what was tried." if at_edge else ""
+    traces = [] if scouted.choice is None else list(_choice(scouted.choice, low - room, high + room))
+    for index, fan in enumerate(scouted.fans):
+        name = f"round {index + 1}" if len(scouted.fans) > 1 else "replicas"
+        name += _STARTS.get(fan.stage, "")
+        traces += _trials(fan, name, index, high, high + room, unit)
+    traces += _fit(scouted, high, unit)
     yield Chart(
         title="Scout",
-        caption=caption + (f" {reason}" if isinstance(reason, str) and reason else ""),
+        caption=_caption(scouted.choice),
         traces=traces,
         x_title="learning rate",
         y_title=f"loss ({unit})" if unit else "loss",
@@ -95,66 +50,98 @@ def _scout(scout: dict[str, Any], unit: str) -> Iterable[Chart]:
     )
 
 
-def _choice(scout: dict[str, Any], bottom: float, top: float) -> list[Trace]:
-    chosen, low, high = (number(scout.get(key)) for key in ("chosen_lr", "low", "high"))
-    traces: list[Trace] = []
-    if low and high and 0 < low < high:
+def _caption(choice: Choice | None) -> str:
+    caption = (
+        "Loss after a miniature run at each learning rate, from the initial weights and then from those of "
+        "the best trial. "
+    )
+    if choice is None:
+        return caption + "No decision is recorded."
+    caption += (
+        "The vertical line is the choice, carried over from one replica's batch to those of all and to the "
+        "long run; the band is its uncertainty, about one sigma."
+    )
+    return caption + (f" Note on the choice: {choice.reason}." if choice.reason else "")
+
+
+def _highest_shown(fans: Sequence[Fan]) -> float:
+    """A loss far above that of the smallest learning rate, which hardly trains, is as good as lost."""
+    found = [(lr, loss) for fan in fans for lr, loss in fan.points if loss is not None]
+    low, high = min(loss for _, loss in found), max(loss for _, loss in found)
+    from_start = [
+        (lr, loss) for fan in fans if fan.stage != "narrow" for lr, loss in fan.points if loss is not None
+    ]
+    _, untrained = min(from_start, default=(0.0, high))
+    return min(high, untrained + 0.2 * (untrained - low))
+
+
+def _trials(fan: Fan, name: str, index: int, high: float, top: float, unit: str) -> Iterable[Trace]:
+    """The losses of a fan; those of diverging replicas would flatten the valley and are drawn at the top."""
+    color, dash = series_color(index)
+    shown = [(lr, None if loss is None or loss > high else loss) for lr, loss in fan.points]
+    trace = line(
+        [lr for lr, _ in shown], [loss for _, loss in shown], name, color, unit=unit, dash=dash, width=1.5
+    )
+    yield trace | {"mode": "lines+markers", "marker": {"size": 8}, "hovertemplate": _template("loss")}
+    lost = [lr for lr, loss in shown if loss is None]
+    if lost:
+        yield line(lost, [top] * len(lost), f"{name}: failed", color, unit="") | {
+            "mode": "markers",
+            "marker": {"size": 9, "symbol": "x-thin", "line": {"width": 2, "color": color}},
+            "hovertemplate": "learning rate %{x:.4~g}<br>the loss was far above the others or not finite"
+            "<extra></extra>",
+        }
+
+
+def _choice(choice: Choice, bottom: float, top: float) -> Iterable[Trace]:
+    low, high = choice.low, choice.high
+    if low is not None and high is not None and low < high:
         band = line(
             [low, low, high, high, low], [bottom, top, top, bottom, bottom], "likely range", "--band", width=0
         )
         band |= {"fill": "toself", "fillcolor": "--band", "hoveron": "fills", "hovertemplate": None}
-        traces.append({**band, "text": f"likely between {low:.3g} and {high:.3g}", "hoverinfo": "text"})
-    if chosen and chosen > 0:
-        mark = line([chosen, chosen], [bottom, top], f"chosen: {chosen:.3g}", "--strong", width=2.5)
-        traces.append({**mark, "hovertemplate": "chosen: %{x:.4~g}<extra></extra>"})
-    return traces
+        yield band | {"text": f"likely between {low:.3g} and {high:.3g}", "hoverinfo": "text"}
+    mark = line([choice.lr] * 2, [bottom, top], f"chosen: {choice.lr:.3g}", "--strong", width=2.5)
+    yield mark | {"hovertemplate": "chosen: %{x:.4~g}<extra></extra>"}
 
 
-def _parabola(curve: object, low: float, high: float, top: float, unit: str) -> list[Trace]:
-    """The fit, minimum + curvature * (log lr - center)^2, among the points of the last round."""
-    if not isinstance(curve, dict) or low >= high:
-        return []
-    center, curvature, minimum = (number(curve.get(key)) for key in ("center_log_lr", "curvature", "minimum"))
-    if center is None or curvature is None or minimum is None or curvature <= 0:
-        return []
-    logs = [math.log(low) + i / 120 * math.log(high / low) for i in range(121)]
-    fitted = [(math.exp(x), minimum + curvature * (x - center) ** 2) for x in logs]
-    fitted = [(lr, loss) for lr, loss in fitted if loss <= top]
+def _fit(scouted: Scouted, top: float, unit: str) -> Iterable[Trace]:
+    """The fitted parabola among the points of the last stage."""
+    stage = scouted.fans[-1].stage
+    tried = [lr for fan in scouted.fans if fan.stage == stage for lr, _ in fan.points]
+    if scouted.parabola is None or not tried:
+        return
+    fitted = [(lr, loss) for lr, loss in _curve(scouted.parabola, min(tried), max(tried)) if loss <= top]
     if len(fitted) < 3:
-        return []
-    trace = line(
-        [lr for lr, _ in fitted],
-        [v for _, v in fitted],
-        "fitted parabola",
-        "--accent",
-        dash="dash",
-        unit=unit,
-    )
-    return [{**trace, "hovertemplate": _template("fit")}]
+        return
+    x, y = [lr for lr, _ in fitted], [loss for _, loss in fitted]
+    trace = line(x, y, "fitted parabola", "--accent", dash="dash", unit=unit)
+    yield trace | {"hovertemplate": _template("fit")}
 
 
-def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
-    steps = numbers(anchored.get("step"))
-    factors = {
-        name: [math.exp(u) if u is not None and abs(u) < 300 else None for u in logs]
-        for name, logs in by_name(anchored.get("log_factors")).items()
-    }
-    traces = _lines(steps, factors, "factor e^u", max_points, width=2.5)
+def _curve(parabola: Parabola, low: float, high: float) -> Iterable[tuple[float, float]]:
+    first, last = math.log(low), math.log(high)
+    for i in range(121):
+        x = first + i / 120 * (last - first)
+        yield math.exp(x), parabola.minimum + parabola.curvature * (x - parabola.center) ** 2
+
+
+def _anchored(anchored: Anchored, max_points: int) -> Iterable[Chart]:
+    traces = _lines(anchored.steps, anchored.factors, "factor e^u", max_points, width=2.5)
     if not traces:
         return
     caption = (
-        "Factor on the planned learning rate: what the gradients of the whole run so far asked for, within "
-        "its limits."
+        "Factor on the planned learning rate, or on the scout's choice if there was one: what the gradients "
+        "of the whole run so far asked for, within its limits."
     )
     caption += " A group may rise above what all groups together asked for." if len(traces) > 1 else ""
-    gate = anchored.get("gate")
-    at = number(gate.get("step")) if isinstance(gate, dict) else None
-    if at is not None and isinstance(gate, dict):
+    at = anchored.held_from
+    if at is not None:
         values = [y for trace in traces for y in trace["y"]]
         traces.append(
-            line([at, at], [min(values), max(values)], f"held from step {int(at)}", "--alarm", dash="dash")
+            line([at, at], [min(values), max(values)], f"held from step {at}", "--alarm", dash="dash")
         )
-        caption += f" From step {int(at):,} on it was held: {gate.get('reason', 'no reason given')}."
+        caption += f" From step {at:,} on it was held: {anchored.reason}."
     yield Chart(
         title="Anchored controller",
         caption=caption,
@@ -164,7 +151,7 @@ def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
         height=360,
         is_log=True,
     )
-    evidence = _lines(steps, by_name(anchored.get("z")), "z", max_points, width=1.2)
+    evidence = _lines(anchored.steps, anchored.signals, "z", max_points, width=1.2)
     if evidence:
         yield Chart(
             title="Evidence of the anchored controller",
@@ -183,7 +170,7 @@ def _anchored(anchored: dict[str, Any], max_points: int) -> Iterable[Chart]:
 
 
 def _lines(
-    steps: Sequence[float | None],
+    steps: Sequence[int],
     columns: dict[str, list[float | None]],
     label: str,
     max_points: int,
@@ -195,7 +182,7 @@ def _lines(
         columns = {label: next(iter(columns.values()))}
     traces = []
     for index, (name, column) in enumerate(columns.items()):
-        points = [(s, v) for s, v in zip(steps, column, strict=False) if s is not None and v is not None]
+        points = [(s, v) for s, v in zip(steps, column, strict=True) if v is not None]
         kept = thin([[v for _, v in points]], max_points)
         color, dash = series_color(index) if len(columns) > 1 else ("--accent", "solid")
         if kept:

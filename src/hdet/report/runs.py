@@ -9,19 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hdet.report.found import finder_of
 from hdet.telemetry import RoundRecord, scan_records
 
-__all__ = ["Evaluation", "Run", "by_name", "number", "numbers", "read_run"]
+__all__ = ["Evaluation", "Run", "number", "read_run"]
 
-_FILES = (
-    "config.json",
-    "environment.json",
-    "records.jsonl",
-    "evaluations.jsonl",
-    "result.json",
-    "finder.json",
-)
+_FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
 
 
@@ -44,11 +36,13 @@ class Run:
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    scouting: list[RoundRecord] = field(default_factory=list)
+    """Records of the scout, whose trials came before the run itself."""
     records: list[RoundRecord] = field(default_factory=list)
+    """Records of the run itself."""
     evaluations: list[Evaluation] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     """Empty while the run is unfinished."""
-    finder: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What could not be read: file, line number, reason."""
 
@@ -73,16 +67,21 @@ class Run:
         """The last step that anything is known of."""
         stated = number(self.result.get("steps")) or 0
         evaluated = self.evaluations[-1].step if self.evaluations else 0
-        recorded = self.records[-1].step if self.records else 0
-        return int(max(stated, evaluated, recorded))
+        last = self._last_record
+        return int(max(stated, evaluated, 0 if last is None else last.step))
 
     @property
     def num_replicas(self) -> int | None:
         """How many replicas trained, if that can be told."""
-        if self.records:
-            return self.records[-1].num_replicas
+        if self._last_record is not None:
+            return self._last_record.num_replicas
         stated = number(self.config.get("replicas"))
         return None if stated is None else int(stated)
+
+    @property
+    def _last_record(self) -> RoundRecord | None:
+        recorded = self.records or self.scouting
+        return recorded[-1] if recorded else None
 
     @property
     def status(self) -> str:
@@ -114,10 +113,9 @@ def read_run(path: str | Path) -> Run:
     run.config = _read_object(path / "config.json", run.notes, is_expected=True)
     run.environment = _read_object(path / "environment.json", run.notes, is_expected=True)
     run.result = _read_object(path / "result.json", run.notes)
-    run.finder = _read_object(path / "finder.json", run.notes)
-    run.records = _read_lines(path / "records.jsonl", scan_records, run.notes)
-    run.finder = run.finder or finder_of(run.records, run.config.get("controller"))
-    run.records = [record for record in run.records if not record.scout]
+    records = _read_lines(path / "records.jsonl", scan_records, run.notes)
+    run.scouting = [record for record in records if record.scout is not None]
+    run.records = [record for record in records if record.scout is None]
     run.evaluations = _read_lines(path / "evaluations.jsonl", _scan_evaluations, run.notes)
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
@@ -137,16 +135,6 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-def numbers(value: object) -> list[float | None]:
-    """A list of numbers with None for what is none; empty if it is no list."""
-    return [number(entry) for entry in value] if isinstance(value, list) else []
-
-
-def by_name(value: object) -> dict[str, list[float | None]]:
-    """Lists of numbers by name; empty if it is no such thing."""
-    return {str(name): numbers(entry) for name, entry in value.items()} if isinstance(value, dict) else {}
 
 
 def _numbers_by_name(value: object) -> dict[str, float]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hdet.report.runs import Run, number
+from hdet.report.found import scouted_of
+from hdet.report.runs import Run
 from hdet.telemetry import RoundRecord
 
 __all__ = [
@@ -194,9 +195,8 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
             if name in record.base and math.isfinite(correction) and correction > 0:
                 points.append((record.step, record.base[name] / correction))
     else:
-        scout = run.finder.get("scout")
-        chosen, asked = (number(d.get(k)) for d, k in ((scout or {}, "chosen_lr"), (run.config, "lr")))
-        first = chosen / asked if dial.startswith("lr") and chosen and asked else 1.0
+        scouted = scouted_of(run) if dial.startswith("lr") else None
+        first = scouted.choice.factor if scouted is not None and scouted.choice is not None else 1.0
         for record, in_force in zip(run.records, [first, *corrections], strict=False):
             points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]
     return [step for step, _ in points], [value for _, value in points]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from hdet.report.runs import Run, by_name, number, numbers
+from hdet.report.found import Choice, Scouted, anchored_of, scouted_of
+from hdet.report.runs import Run, number
 
 __all__ = [
     "are_comparable",
@@ -95,7 +95,7 @@ def sentence(run: Run) -> str:
     >>> sentence(Run(path=Path("runs/a"), name="a"))
     'Nothing has been recorded of this run yet.'
     """
-    if not (run.records or run.evaluations or run.result or run.finder):
+    if not (run.records or run.scouting or run.evaluations or run.result):
         return "Nothing has been recorded of this run yet."
     parts = [_training(run), *_learning_rate(run)]
     if run.records:
@@ -129,14 +129,21 @@ def are_comparable(runs: Sequence[Run]) -> bool:
 
 
 def found_lr(run: Run) -> float | None:
-    """The learning rate that the run found, as a peak: stated, or the start times what was learned."""
+    """The learning rate that the run found, as a peak: stated, or the start times what was learned.
+
+    None where the run ends within the scout, which has found nothing yet.
+    """
+    if _is_undecided(run):
+        return None
     stated = number(run.result.get("found_lr"))
     if stated is not None:
         return stated
-    start, chosen, factors = number(run.config.get("lr")), _scouted_lr(run), corrections(run)
-    factors = _anchored_factors(run) or (factors if len(factors) == 1 else [])
-    start = chosen or start
-    if start is None or not factors:
+    scouted, anchored, factors = scouted_of(run), anchored_of(run), corrections(run)
+    chosen = None if scouted is None or scouted.choice is None else scouted.choice.lr
+    if anchored is not None:
+        factors = anchored.last_factors
+    start = chosen or number(run.config.get("lr"))
+    if start is None or not factors or (anchored is None and len(factors) > 1):
         return chosen
     return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
 
@@ -149,17 +156,14 @@ def corrections(run: Run) -> list[float]:
     return [c for name, c in last.items() if is_learning_rate(name) and math.isfinite(c)]
 
 
-def _scouted_lr(run: Run) -> float | None:
-    scout = run.finder.get("scout")
-    return number(scout.get("chosen_lr")) if isinstance(scout, dict) else None
-
-
-def _anchored_factors(run: Run) -> list[float]:
-    """The last factor of the anchored controller on each learning rate."""
-    anchored = run.finder.get("anchored")
-    paths = by_name(anchored.get("log_factors")).values() if isinstance(anchored, dict) else ()
-    known = [[u for u in path if u is not None] for path in paths]
-    return [math.exp(max(-700.0, min(700.0, path[-1]))) for path in known if path]
+def _is_undecided(run: Run) -> bool:
+    """Whether the run ends within the scout, as far as anybody knows."""
+    if run.records:
+        return False
+    scouted = scouted_of(run)
+    if scouted is None:
+        return run.config.get("scout") is True and run.status != "finished"
+    return scouted.choice is None
 
 
 def _training(run: Run) -> str:
@@ -205,13 +209,18 @@ def _loss_so_far(run: Run) -> str:
 
 
 def _learning_rate(run: Run) -> Iterable[str]:
-    start, scout = number(run.config.get("lr")), run.finder.get("scout")
+    start, scouted, anchored = number(run.config.get("lr")), scouted_of(run), anchored_of(run)
+    if _is_undecided(run):
+        yield from _undecided(scouted, start)
+        return
     from_start = f"Started from a learning rate of {figure(start)}, the" if start is not None else "The"
-    if isinstance(scout, dict):
-        yield _scouted(scout, start)
-        start, from_start = _scouted_lr(run) or start, "From there, the"
-    factors, anchored = _anchored_factors(run), run.finder.get("anchored")
-    if factors and isinstance(anchored, dict):
+    if scouted is not None and scouted.choice is not None:
+        yield _scouted(scouted, scouted.choice, start)
+        start, from_start = scouted.choice.lr, "From there, the"
+    elif scouted is not None:
+        yield f"{_tried(scouted, start)}. What it chose is not recorded."
+    factors = [] if anchored is None else anchored.last_factors
+    if anchored is not None and factors:
         low, high = (figure(f, 2) for f in (min(factors), max(factors)))
         if low == high:
             at_peak = f", to {figure(start * factors[0], 2)} at its peak" if start is not None else ""
@@ -219,14 +228,12 @@ def _learning_rate(run: Run) -> Iterable[str]:
         else:
             moved = f"by factors from {low} to {high}, by parameter group"
             yield f"{from_start} anchored controller moved it {moved}."
-        brakes = number(anchored.get("num_brakes"))
-        if brakes:
-            yield f"It braked {count(int(brakes), 'time')}, where the training loss jumped up."
-        gate = anchored.get("gate")
-        if isinstance(gate, dict) and number(gate.get("step")) is not None:
-            yield f"It was held from step {int(gate['step']):,} on: {gate.get('reason', 'no reason given')}."
+        if anchored.num_brakes:
+            yield f"It braked {count(anchored.num_brakes, 'time')}, where the training loss jumped up."
+        if anchored.held_from is not None:
+            yield f"It was held from step {anchored.held_from:,} on: {anchored.reason}."
     elif not _has_controller(run):
-        if start is not None and not isinstance(scout, dict):
+        if start is not None and scouted is None:
             yield f"Without a controller, the learning rate kept to its plan, with a peak of {figure(start)}."
     elif run.config.get("controller") == "paper":
         values = [
@@ -257,25 +264,27 @@ def _moved(run: Run, start: float | None, from_start: str) -> str:
     return f"{from_start} controller moved it by a factor of {figure(factors[0])}." if factors else ""
 
 
-def _scouted(scout: dict[str, Any], start: float | None) -> str:
-    rounds = (
-        [r for r in scout.get("rounds") or [] if isinstance(r, dict)]
-        if isinstance(scout.get("rounds"), list)
-        else []
-    )
-    tried = [lr for r in rounds for lr in numbers(r.get("lrs")) if lr]
-    chosen, low, high = (number(scout.get(key)) for key in ("chosen_lr", "low", "high"))
-    from_start = f"Started from a learning rate of {figure(start)}, a" if start is not None else "A"
-    text = f"{from_start} scout"
-    text += (
-        f" tried {figure(min(tried), 2)} to {figure(max(tried), 2)} in {count(len(rounds), 'round')}"
-        if tried
-        else " ran"
-    )
-    text += f" and chose {figure(chosen, 2)}" if chosen is not None else " and chose nothing"
-    if chosen is not None and low is not None and high is not None:
-        text += f" (likely between {figure(low, 2)} and {figure(high, 2)})"
+def _scouted(scouted: Scouted, choice: Choice, start: float | None) -> str:
+    text = f"{_tried(scouted, start)} and chose {figure(choice.lr, 2)}"
+    if choice.low is not None and choice.high is not None:
+        text += f" (likely between {figure(choice.low, 2)} and {figure(choice.high, 2)})"
     return text + "."
+
+
+def _undecided(scouted: Scouted | None, start: float | None) -> Iterable[str]:
+    if scouted is None:
+        yield "The scout has not ended its first round yet, and the run itself has not begun."
+    else:
+        yield f"{_tried(scouted, start)}."
+        yield "It has not decided yet, and the run itself has not begun."
+
+
+def _tried(scouted: Scouted, start: float | None) -> str:
+    text = f"Started from a learning rate of {figure(start)}, a scout" if start is not None else "A scout"
+    if not scouted.lrs:
+        return f"{text} ran"
+    ends = f"{figure(min(scouted.lrs), 2)} to {figure(max(scouted.lrs), 2)}"
+    return f"{text} tried {ends} in {count(len(scouted.fans), 'round')}"
 
 
 def _left_out(run: Run) -> str:

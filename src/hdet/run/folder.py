@@ -28,7 +28,6 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.records = self.path / "records.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
-        self.finder = self.path / "finder.json"
         self.checkpoint = self.path / "checkpoint.pt"
         self.result = self.path / "result.json"
         self.report = self.path / "report.html"

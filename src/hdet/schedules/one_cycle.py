@@ -27,7 +27,7 @@ from hdet.core.scout import Scout
 from hdet.ensemble import Ensemble
 from hdet.errors import HdetWarning
 from hdet.explore import LearningRate
-from hdet.replicas import Replicas
+from hdet.replicas import ReplicaGroup
 from hdet.telemetry import RecordSink
 
 __all__ = ["OneCycleAutoLR"]
@@ -197,7 +197,7 @@ class OneCycleAutoLR(OneCycleLR):
                 temperature=loss_scale if temperature is None else temperature,
                 decay=decay,
             )
-        replicas = Replicas.of(process_group, fallback_index=rank, fallback_count=world_size)
+        replicas = ReplicaGroup.of(process_group, fallback_index=rank, fallback_count=world_size)
         if scout is not None and replicas.count > 1 and not replicas.communicates:
             raise ValueError(
                 "world_size must be 1 for the scout while torch.distributed is not running, got "

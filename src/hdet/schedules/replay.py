@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.explore import Hyperparameter, Panel
+from hdet.explore import ExploredValues, Hyperparameter
 from hdet.telemetry import RoundRecord
 
 __all__ = ["ReplayLR", "export_schedule"]
@@ -75,7 +75,7 @@ class ReplayLR(LRScheduler):
                 f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
                 f"{type(optimizer).__name__}"
             )
-        # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one dial.
+        # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one tunable.
         lrs = [list(values) for name, values in schedule.items() if re.fullmatch(r"lr(\..*|\[\d+\])?", name)]
         num_groups = len(optimizer.param_groups)
         if len(lrs) not in (1, num_groups) or not all(lrs):
@@ -84,15 +84,15 @@ class ReplayLR(LRScheduler):
                 f"{sorted(schedule)} for {num_groups} groups: build the groups that were trained"
             )
         self.lrs = lrs * num_groups if len(lrs) == 1 else lrs
-        dials = [dial for h in explore for dial in h.dials(optimizer)]
-        missing = [dial.name for dial in dials if dial.name not in schedule]
+        self._values = ExploredValues(explore, optimizer)
+        names = [tunable.name for tunable in self._values.tunables]
+        missing = [name for name in names if name not in schedule]
         if missing:
             raise ValueError(
                 f"explore must name what the schedule holds, got {missing} beside {sorted(schedule)}"
             )
-        self._others = [(dial, list(schedule[dial.name])) for dial in dials]
-        self._panel = Panel([field for dial in dials for field in dial.fields])
-        optimizer.register_load_state_dict_post_hook(lambda _: self._find_fields_again())
+        self._others = {name: list(schedule[name]) for name in names}
+        optimizer.register_load_state_dict_post_hook(lambda _: self._find_slots_again())
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -104,18 +104,16 @@ class ReplayLR(LRScheduler):
         super().step(epoch)
         self._put_others()
 
-    def _find_fields_again(self) -> None:
-        for dial, _ in self._others:
-            for field in dial.fields:
-                field.bind()
+    def _find_slots_again(self) -> None:
+        for slot in self._values.slots:
+            slot.bind()
         self._put_others()
 
     def _put_others(self) -> None:
-        self._panel.put_plans()
-        for dial, values in self._others:
-            dial.move_to(_at(values, self.last_epoch))
-            dial.set_fields(multiplier=1.0)
-        self._panel.put_values()
+        with self._values.rewriting():
+            for tunable in self._values.tunables:
+                tunable.move_to(_at(self._others[tunable.name], self.last_epoch))
+                tunable.set_slots(multiplier=1.0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where another replay of the same schedule stood."""
@@ -124,7 +122,7 @@ class ReplayLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the replay stands; the schedule itself comes from the constructor."""
-        return {k: v for k, v in super().state_dict().items() if k not in ("lrs", "_others", "_panel")}
+        return {k: v for k, v in super().state_dict().items() if k not in ("lrs", "_others", "_values")}
 
 
 def _at(values: Sequence[float], step: int) -> float:

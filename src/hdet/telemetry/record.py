@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["RoundRecord"]
+__all__ = ["RoundRecord", "ScoutDecision", "ScoutRecord"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoutDecision:
+    """What the scout decided. Factors are on the planned learning rate."""
+
+    chosen: float
+    """Best factor, before the transfer."""
+    low: float
+    """One standard deviation below it."""
+    high: float
+    """One standard deviation above it."""
+    transfer: float
+    """Factor from the trials to the run."""
+    factor: float
+    """What the run begins with."""
+    reason: str = ""
+    """Why the decision is not simply the best trial, if it is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoutRecord:
+    """What one fan of the scout saw: a short trial of every replica, each at its own learning rate."""
+
+    stage: str
+    """``"wide"`` or ``"narrow"``."""
+    peak_lr: float
+    """Learning rate that a factor of one stands for."""
+    factors: list[float]
+    """Factor of each replica."""
+    scores: list[float | None]
+    """Score of each replica, the lower the better; None where the trial failed."""
+    decision: ScoutDecision | None = None
+    """What the scout decided, where this fan was the last one."""
 
 
 @dataclass(kw_only=True)
@@ -54,10 +88,8 @@ class RoundRecord:
     """Steps since the previous record."""
     converged: bool = False
     """Whether parameters were averaged."""
-    scout: dict[str, Any] = field(default_factory=dict)
-    """Where a fan of the scout ended: its ``stage``, ``factors`` on the ``peak_lr`` and ``scores`` of the
-    replicas; where it decided, also ``chosen_factor`` with ``low`` and ``high``, ``transfer``, ``factor`` and
-    ``reason``."""
+    scout: ScoutRecord | None = None
+    """What the scout saw, where one of its fans ended here; None in the run itself."""
     gate: str = ""
     """Why the anchored controller no longer moves the base, if it does not."""
     num_brakes: int = 0
@@ -69,13 +101,35 @@ class RoundRecord:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(vars(self), separators=(",", ":"))
+        data = vars(self)
+        if self.scout is not None:
+            data = data | {"scout": asdict(self.scout)}
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> RoundRecord:
         """The record of one line; fields that this version does not know are ignored."""
-        data: dict[str, Any] = json.loads(text)
-        known = {f.name for f in fields(cls)}
-        data = {name: value for name, value in data.items() if name in known}
+        data = _known(cls, json.loads(text))
         data["excluded"] = {int(replica): why for replica, why in data.get("excluded", {}).items()}
+        data["scout"] = _scout(data.get("scout"))
         return cls(**data)
+
+
+def _scout(data: Any) -> ScoutRecord | None:
+    if data is None or data == {}:  # earlier versions wrote an empty object for none
+        return None
+    if not isinstance(data, dict):
+        raise TypeError(f"scout must be an object or null, got {type(data).__name__}")
+    decision = data.get("decision")
+    if "chosen_factor" in data:  # earlier versions kept the decision beside what was seen
+        decision = data | {"chosen": data["chosen_factor"]}
+    if decision is not None and not isinstance(decision, dict):
+        raise TypeError(f"scout.decision must be an object or null, got {type(decision).__name__}")
+    known = _known(ScoutRecord, data)
+    known["decision"] = None if decision is None else ScoutDecision(**_known(ScoutDecision, decision))
+    return ScoutRecord(**known)
+
+
+def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}

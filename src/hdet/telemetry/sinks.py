@@ -142,35 +142,24 @@ def _reason(error: Exception) -> str:
         return "nested too deeply"
     if isinstance(error, AttributeError):
         return "not an object with the fields of a record"
-    return str(error).replace("RoundRecord.__init__() ", "")
-
-
-# What each field may hold. A list or mapping is named by its innermost type.
-_COUNTS = ("round", "step", "num_replicas", "num_steps")
-_FLAGS = ("ends_round", "converged")
-_LISTS_WITH_GAPS = ("losses", "probes")
-_LISTS = ("weights", "num_nonfinite_losses")
-_MAPPINGS = ("signal", "velocity", "correction", "base", "milliseconds")
-_MAPPINGS_OF_LISTS = ("positions", "multipliers", "values", "base_trace")
+    return str(error).replace("RoundRecord.__init__() ", "").replace(".__init__()", "")
 
 
 def _problem_of(record: RoundRecord) -> str:
     """The first field that does not hold what it should, in words; empty if all do."""
-    rules = (
-        (_COUNTS, _is_count, "a whole number"),
-        (_FLAGS, lambda value: isinstance(value, bool), "true or false"),
-        (("temperature",), lambda value: value is None or _is_number(value), "a number or null"),
-        (_LISTS_WITH_GAPS, lambda value: _is_list(value, has_gaps=True), "a list of numbers or null"),
-        (_LISTS, _is_list, "a list of numbers"),
-        (_MAPPINGS, lambda value: _is_mapping(value, _is_number), "numbers by name"),
-        (_MAPPINGS_OF_LISTS, lambda value: _is_mapping(value, _is_list), "lists of numbers by name"),
-        (("scout",), lambda value: isinstance(value, Mapping), "an object"),
-        (("excluded",), lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
-    )
+    problem = _first_problem(record, "", _RECORD_RULES)
+    if record.scout is not None:
+        problem = problem or _first_problem(record.scout, "scout.", _SCOUT_RULES)
+        if record.scout.decision is not None:
+            problem = problem or _first_problem(record.scout.decision, "scout.decision.", _DECISION_RULES)
+    return problem
+
+
+def _first_problem(holder: object, prefix: str, rules: Sequence[_Rule]) -> str:
     for names, holds, rule in rules:
         for name in names:
-            if not holds(getattr(record, name, {})):
-                return f"{name} must be {rule}"
+            if not holds(getattr(holder, name)):
+                return f"{prefix}{name} must be {rule}"
     return ""
 
 
@@ -191,3 +180,45 @@ def _is_list(value: object, *, has_gaps: bool = False) -> bool:
 
 def _is_mapping(value: object, holds: Callable[[object], bool]) -> bool:
     return isinstance(value, Mapping) and all(holds(v) for v in value.values())
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# What each field may hold: names of fields, a check, and the same in words.
+_Rule = tuple[tuple[str, ...], Callable[[object], bool], str]
+_GAPS = (lambda value: _is_list(value, has_gaps=True), "a list of numbers or null")
+_RECORD_RULES: tuple[_Rule, ...] = (
+    (
+        ("round", "step", "num_replicas", "num_steps", "num_brakes", "num_averaged_steps"),
+        _is_count,
+        "a whole number",
+    ),
+    (("ends_round", "converged"), lambda value: isinstance(value, bool), "true or false"),
+    (("temperature",), lambda value: value is None or _is_number(value), "a number or null"),
+    (("losses", "probes"), *_GAPS),
+    (("weights", "num_nonfinite_losses"), _is_list, "a list of numbers"),
+    (
+        ("signal", "velocity", "correction", "base", "milliseconds"),
+        lambda value: _is_mapping(value, _is_number),
+        "numbers by name",
+    ),
+    (
+        ("positions", "multipliers", "values", "base_trace"),
+        lambda value: _is_mapping(value, _is_list),
+        "lists of numbers by name",
+    ),
+    (("excluded",), lambda value: _is_mapping(value, _is_text), "reasons"),
+    (("gate",), _is_text, "text"),
+)
+_SCOUT_RULES: tuple[_Rule, ...] = (
+    (("stage",), _is_text, "text"),
+    (("peak_lr",), _is_number, "a number"),
+    (("factors",), _is_list, "a list of numbers"),
+    (("scores",), *_GAPS),
+)
+_DECISION_RULES: tuple[_Rule, ...] = (
+    (("chosen", "low", "high", "transfer", "factor"), _is_number, "a number"),
+    (("reason",), _is_text, "text"),
+)

@@ -9,11 +9,10 @@ import pytest
 from hdet.core.anchored import (
     AnchoredController,
     AnchoredState,
-    LossWatch,
     anchored_update,
     next_control,
-    watch_loss,
 )
+from hdet.core.loss_watch import LossWatch, watch_loss
 
 SETTINGS = AnchoredController(limit=100.0)
 

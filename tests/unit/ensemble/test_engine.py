@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hdet
-from hdet.replicas import Replicas
+from hdet.replicas import ReplicaGroup
 
 
 def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
@@ -19,9 +19,9 @@ def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
     return optimizer, hdet.Ensemble(optimizer, **settings)
 
 
-def of_four(index: int) -> Replicas:
+def of_four(index: int) -> ReplicaGroup:
     """One of four replicas without a process group: its values can be looked at."""
-    return Replicas(index, 4)
+    return ReplicaGroup(index, 4)
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -346,7 +346,7 @@ def test_state_survives_a_file_and_the_order_of_loading_does_not_matter(tmp_path
 def test_state_of_other_hyperparameters_is_refused() -> None:
     _, ensemble = make()
     state = ensemble.state_dict()
-    state["dials"] = {"lr.0": state["dials"]["lr"]}
+    state["tunables"] = {"lr.0": state["tunables"]["lr"]}
     with pytest.raises(ValueError, match=r"must hold the hyperparameters \['lr'\], got \['lr.0'\]"):
         ensemble.load_state_dict(state)
 
@@ -517,7 +517,7 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"assignment": "sobol"}, ValueError, "assignment must be one of 'random', 'latin', 'factorial'"),
         ({"moments": "reset"}, ValueError, "moments must be one of 'auto', 'average', 'keep'"),
         ({"probe": 3}, TypeError, "probe must be callable or None"),
-        ({"assignment": "factorial", "replicas": Replicas(0, 3)}, ValueError, "got 3 replicas for 1"),
+        ({"assignment": "factorial", "replicas": ReplicaGroup(0, 3)}, ValueError, "got 3 replicas for 1"),
         ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
         ({"replicas": "all"}, ValueError, "process_group must be None while"),
         (

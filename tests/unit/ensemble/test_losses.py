@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from hdet.ensemble.losses import LossMeter
+from hdet.replicas.losses import LossMeter
 
 
 def test_mean_divides_by_what_was_seen() -> None:

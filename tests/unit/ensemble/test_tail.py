@@ -12,7 +12,7 @@ from torch import nn
 
 import hdet
 from hdet.core.tail import tail_steps
-from hdet.ensemble.tail import Tail
+from hdet.ensemble.tail import TailMean
 
 
 def build(total_steps: int | None = 10, **settings: Any) -> tuple[nn.Module, Any, hdet.Ensemble]:
@@ -111,7 +111,7 @@ def test_finish_ends_a_run_whose_steps_were_skipped() -> None:
 
 
 def test_half_precision_is_averaged_in_full() -> None:
-    tail = Tail([torch.zeros(1, dtype=torch.bfloat16)])
+    tail = TailMean([torch.zeros(1, dtype=torch.bfloat16)])
     for t in range(1, 513):
         tail.take([torch.full((1,), 1.0 + t / 512, dtype=torch.bfloat16)], t)
     assert tail.mean[0].item() == pytest.approx(1.501, abs=1e-3)

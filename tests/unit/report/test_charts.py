@@ -21,7 +21,7 @@ from hdet.report.series import (
 from hdet.report.steering import controller_charts, hyperparameter_charts
 from hdet.report.training import health_charts, training_charts
 from hdet.telemetry import RoundRecord
-from tests.helpers.runs import finder, real_records, write_run
+from tests.helpers.runs import real_records, write_run
 
 
 def record(step: int = 10, **more: Any) -> RoundRecord:
@@ -96,6 +96,17 @@ def test_the_plan_is_the_base_without_the_correction() -> None:
     assert plan_series(run(record(base={"lr": 3.0}, correction={"lr": 1.0})), "lr") == ([], [])
 
 
+def test_the_plan_of_a_run_that_was_scouted_is_without_what_the_scout_chose(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "run", has_finder=True))
+    planned = dict(zip(*plan_series(one, "lr.head"), strict=True))
+    scout = one.scouting[-1].scout
+    assert scout is not None and scout.decision is not None and scout.decision.factor > 2
+    (first, *_), (base, *_) = base_series(one, "lr.head")
+    assert (first, planned[first]) == (49, pytest.approx(base / scout.decision.factor))
+    # The controller moves between two syncs as well, so that this is near the peak of the plan only.
+    assert max(planned.values()) == pytest.approx(0.01, rel=0.05)
+
+
 def test_losses_across_the_spread() -> None:
     spread = {"positions": {"lr": [-1.0, 1.0]}, "multipliers": {"lr": [0.9, 1.1]}}
     records = [record(i, losses=[1.0 + i, 3.0 + i], **spread) for i in range(4)]
@@ -104,26 +115,29 @@ def test_losses_across_the_spread() -> None:
     assert low == pytest.approx((0.9, -1.0, 0.0, 4)) and high == pytest.approx((1.1, 1.0, 0.0, 4))
 
 
-def test_charts_of_a_real_run(tmp_path: Path) -> None:
-    one = read_run(write_run(tmp_path / "run", has_finder=True, excludes=True))
-    assert [chart.title for chart in all_charts(one)] == [
-        "Loss",
-        "Metric: mean error",
-        "Metric: explained variance",
-        "Probe",
-        "Scout",
-        "Anchored controller",
-        "Evidence of the anchored controller",
-        "Values and their spread",
-        "Schedules by parameter group: lr",
-        "Schedules by parameter group: weight_decay",
-        "Correction",
-        "Signal and velocity: lr",
-        "Signal and velocity: weight_decay",
-        "Loss across the spread",
-        "Cost of the syncs",
-        "Replicas left out",
-    ]
+BEFORE = ["Loss", "Metric: mean error", "Metric: explained variance", "Probe"]
+SPREAD = [
+    "Values and their spread",
+    "Schedules by parameter group: lr",
+    "Schedules by parameter group: weight_decay",
+]
+FOUND = ["Scout", "Anchored controller", "Evidence of the anchored controller"]
+STEERED = [
+    "Correction",
+    "Signal and velocity: lr",
+    "Signal and velocity: weight_decay",
+    "Loss across the spread",
+]
+AFTER = ["Cost of the syncs", "Replicas left out"]
+
+
+@pytest.mark.parametrize(
+    ("has_finder", "titles"),
+    [(False, [*BEFORE, *SPREAD, *STEERED, *AFTER]), (True, [*BEFORE, *FOUND, *SPREAD, *AFTER])],
+)
+def test_charts_of_a_real_run(tmp_path: Path, has_finder: bool, titles: list[str]) -> None:
+    one = read_run(write_run(tmp_path / "run", has_finder=has_finder, excludes=True))
+    assert [chart.title for chart in all_charts(one)] == titles
     for chart in all_charts(one):
         assert chart.caption and (chart.traces or chart.choices), chart.title
         json.dumps(Pool().add(chart), allow_nan=False)
@@ -162,33 +176,6 @@ def test_records_that_only_look_right_do_no_harm() -> None:
         RoundRecord(round=0, step=5, num_replicas=10**12, velocity={"": 1.0}, base={"": 1.0, ".": 2.0}),
     ]
     for chart in [*all_charts(run(*odd)), *comparison_charts([run(*odd)] * 2, 100)]:
-        json.dumps(Pool().add(chart), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {
-            "scout": {
-                "rounds": [{"lrs": [1e-3, 0, -1, "x"], "losses": [0.5, None]}],
-                "curve": {"curvature": "x"},
-            }
-        },
-        {"scout": {"rounds": [{"lrs": [1e-3], "losses": [None]}]}},
-        {
-            "scout": {
-                "rounds": [{"lrs": [1e-3, 1e-2], "losses": [1, 2]}, {"lrs": [], "losses": []}],
-                "curve": finder()["scout"]["curve"],
-            }
-        },
-        {"anchored": {"step": [1, 2], "log_factors": {"lr": [0.0]}, "z": None, "gate": {"step": "x"}}},
-        {"anchored": {"step": [1], "log_factors": {"lr": [1e6], "x": 3}, "z": {"lr": [0.1]}}},
-        {"anchored": {"step": [1], "log_factors": [1e6], "z": [0.1]}},
-        {"anchored": 3, "scout": []},
-    ],
-)
-def test_odd_finders_do_no_harm(odd: dict) -> None:
-    for chart in all_charts(run(finder=odd)):
         json.dumps(Pool().add(chart), allow_nan=False)
 
 

@@ -39,9 +39,9 @@ def test_one_run(tmp_path: Path) -> None:
     page = out.read_text()
     tags = Tags(page).tags
     assert out == tmp_path / "new" / "a.html" and [p.name for p in out.parent.iterdir()] == ["a.html"]
-    assert "<h1>feed, log controller</h1>" in page and "4 replicas trained for 300 steps in 41 s" in page
-    assert len(data_of(page)["charts"]) == page.count('class="plot"') == 16
-    assert [level for level, _ in tags if level in ("h1", "h2")] == ["h1"] + ["h2"] * 6
+    assert "<h1>feed, anchored controller</h1>" in page and "4 replicas trained for 300 steps in 41 s" in page
+    assert len(data_of(page)["charts"]) == page.count('class="plot"') == 12
+    assert [level for level, _ in tags if level in ("h1", "h2")] == ["h1"] + ["h2"] * 5
     policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy and policy.startswith(
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"

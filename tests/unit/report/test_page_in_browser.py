@@ -131,8 +131,8 @@ def several(browser: Any, several_page: str) -> Iterator[Visit]:
 
 def test_every_chart_is_drawn(one: Visit) -> None:
     titles = one.page.locator("figure .title").all_text_contents()
-    assert len(titles) == 16 and one.drawn() == titles
-    assert one.page.locator(".js-plotly-plot").count() == 16
+    assert len(titles) == 12 and one.drawn() == titles
+    assert one.page.locator(".js-plotly-plot").count() == 12
 
 
 def test_every_chart_has_a_name_and_a_caption(one: Visit) -> None:
@@ -169,7 +169,7 @@ def test_hover_shows_the_values(one: Visit) -> None:
     label = figure.locator(".hoverlayer .hovertext")
     label.wait_for()
     text = label.text_content()
-    assert "held-out loss of the averaged model" in text and "step 100" in text and "squared error" in text
+    assert "held-out loss of the averaged model" in text and "step 140" in text and "squared error" in text
 
 
 def test_choices_and_the_scale_can_be_switched(one: Visit) -> None:
@@ -212,10 +212,10 @@ def test_dark_changes_page_and_charts(one: Visit) -> None:
 
 def test_numbers_are_tables(one: Visit) -> None:
     for title, head, rows in (
-        ("Loss", "optimizer step", 61),
+        ("Loss", "optimizer step", 51),
         ("Replicas left out", "what", 4),
         ("Scout", "what", 16),
-        ("Values and their spread", "optimizer step", 300),
+        ("Values and their spread", "optimizer step", 252),
     ):
         figure = one.figure(title)
         figure.locator("summary").focus()

@@ -9,14 +9,31 @@ from tests.helpers.runs import write_run
 
 
 def test_a_whole_run_is_read_without_notes(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", has_finder=True))
+    run = read_run(write_run(tmp_path / "run"))
     assert run.name == "feed, log controller" and run.notes == []
     assert len(run.records) == 60 and run.num_replicas == 4
     assert [e.step for e in run.evaluations] == list(range(0, 301, 20))
     assert run.status == "finished" and run.last_step == 300
     assert run.final_loss == run.evaluations[-1].loss
     assert set(run.final_metrics) == {"mean error", "explained variance"}
-    assert set(run.finder) == {"scout", "anchored"}
+
+
+def test_records_of_the_scout_stand_apart(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", has_finder=True))
+    assert run.notes == [] and [record.step for record in run.scouting] == [6, 12, 30, 48]
+    assert all(record.scout for record in run.scouting) and not any(record.scout for record in run.records)
+    assert (run.records[0].step, run.records[-1].step) == (50, 300)
+
+
+@pytest.mark.parametrize("scout", [5, {"stage": "wide"}, {"stage": 1, "peak_lr": "x"}, {"decision": 3}])
+def test_a_broken_record_of_the_scout_becomes_a_note(tmp_path: Path, scout: object) -> None:
+    path = write_run(tmp_path / "run", has_finder=True)
+    lines = (path / "records.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"scout": scout})
+    (path / "records.jsonl").write_text("\n".join(lines) + "\n")
+    run = read_run(path)
+    assert [record.step for record in run.scouting] == [6, 30, 48] and len(run.records) == 51
+    assert len(run.notes) == 1 and run.notes[0].startswith("records.jsonl, line 2: not a round record (")
 
 
 def test_an_unfinished_run_is_read(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from hdet.report import Evaluation, Run, sentence
 from hdet.report.words import comparison_sentence, found_lr
-from hdet.telemetry import RoundRecord
-from tests.helpers.runs import finder
+from hdet.telemetry import RoundRecord, ScoutDecision, ScoutRecord
 
 CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
 RESULT = {"final_loss": 0.4123, "steps": 600, "seconds": 41.2, "status": "finished", "found_lr": 3.93e-4}
@@ -94,39 +93,37 @@ def test_the_form_of_the_paper() -> None:
     assert "the controller held it itself: it peaked at 5e-4 and ended at 2e-4." in text
 
 
-def test_scout_and_anchored() -> None:
-    text = sentence(run(finder=finder()))
-    assert (
-        "Started from a learning rate of 3e-4, a scout tried 1e-6 to 0.04 in 2 rounds and chose 5.1e-3 "
-        in text
-    )
-    assert (
-        "(likely between 3.6e-3 and 7.1e-3). From there, the anchored controller moved it by a factor of"
-        in text
-    )
-    assert "It was held from step 240 on: the data began to repeat." in text
+def scouted(step: int = 40) -> RoundRecord:
+    end = ScoutDecision(chosen=10.0, low=8.0, high=12.0, transfer=1.7, factor=17.0)
+    seen = ScoutRecord(stage="narrow", peak_lr=3e-4, factors=[1.0, 100.0], scores=[0.5, 0.4], decision=end)
+    return record(step, scout=seen, ends_round=False, correction={"lr": 17.0})
 
 
 def test_a_scout_alone() -> None:
     config, result = CONFIG | {"controller": "none"}, {**RESULT, "found_lr": None}
-    text = sentence(run(finder={"scout": finder()["scout"]}, config=config, result=result))
-    assert "chose 5.1e-3" in text and "Without a controller" not in text
-    assert found_lr(run(finder={"scout": finder()["scout"]}, config=config, result=result)) == 5.1e-3
+    one = run(scouting=[scouted()], config=config, result=result)
+    text = sentence(one)
+    assert (
+        "Started from a learning rate of 3e-4, a scout tried 3e-4 to 0.03 in 1 round and chose 5.1e-3 "
+        "(likely between 4.1e-3 and 6.1e-3)."
+    ) in text
+    assert "Without a controller" not in text
+    assert found_lr(one) == pytest.approx(5.1e-3)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"scout": 5, "anchored": []},
-        {"scout": {"rounds": "none", "chosen_lr": "x"}, "anchored": {"log_factors": None, "gate": 3}},
-        {
-            "scout": {"rounds": [1, {"lrs": None}]},
-            "anchored": {"log_factors": {"lr": [None, "x", 1e9]}, "gate": {"step": None}},
-        },
-    ],
-)
-def test_odd_finders_do_no_harm(odd: dict) -> None:
-    assert "8 replicas trained" in sentence(run(finder=odd))
+def test_the_factor_of_the_anchored_controller_is_on_what_the_scout_chose() -> None:
+    config, result = CONFIG | {"controller": "anchored"}, {**RESULT, "found_lr": None}
+    rounds = [record(300, correction={"lr": 17.0}, signal={"lr": 0.1})]
+    rounds.append(record(600, correction={"lr": 34.0}, signal={"lr": 0.1}))
+    one = run(scouting=[scouted()], records=rounds, config=config, result=result)
+    assert "From there, the anchored controller moved it by a factor of 2, to 0.01 at its" in sentence(one)
+    assert found_lr(one) == pytest.approx(2 * 5.1e-3)
+
+
+def test_nothing_is_found_while_the_scout_is_at_work() -> None:
+    config, result = CONFIG | {"scout": True}, RESULT | {"status": "stopped", "found_lr": 3e-4}
+    assert found_lr(run(records=[], config=config, result=result)) is None
+    assert found_lr(run(config=config, result=result)) == 3e-4
 
 
 def test_replicas_left_out() -> None:

@@ -9,10 +9,10 @@ import torch.utils._pytree as pytree
 
 import hdet
 from hdet.core.shape import one_cycle
+from hdet.replicas.rows import join
 from hdet.run.runner import evaluate
 from hdet.tasks import Task, load_task
 from hdet.tasks.task import BUILT_IN_TASKS, parse_options
-from hdet.virtual.stack import join
 
 CASES = [(name, {}) for name in BUILT_IN_TASKS] + [("digits", {"model": "conv", "width": 4, "dropout": 0.1})]
 

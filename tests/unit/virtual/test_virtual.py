@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.virtual.rules import rule_for
+from hdet.replicas.row_optimizers import rule_for
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def test_the_model_holds_the_mean_after_a_sync() -> None:
         ensemble.step(
             [torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * t + r)) for r in range(4)]
         )
-    weight = ensemble._stack.matrices[0][:, :6].view(4, 2, 3)
+    weight = ensemble.replicas.rows.matrices[0][:, :6].view(4, 2, 3)
     for r in range(4):
         assert torch.equal(weight[r], model.weight)
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_vectorized_is_named_and_runs_one_by_one() -> None:
     build(Branches(3, 2), vectorize=False).step(torch.ones(5, 3))
 
 
-def test_dials_that_the_model_reads_need_replicas_one_by_one() -> None:
+def test_what_the_model_reads_need_replicas_one_by_one() -> None:
     model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5))
     explore = [hdet.Dropout(model, 0.3)]
     with pytest.raises(ValueError, match=r"vectorize must be False to explore \['dropout'\]"):
@@ -98,17 +98,17 @@ def test_a_bad_replica_is_left_out_and_healed() -> None:
     ensemble = build(nn.Linear(3, 2), records=records)
     for _ in range(2):
         ensemble.step(torch.ones(5, 3))
-    ensemble._stack.matrices[0][2].fill_(math.nan)
+    ensemble.replicas.rows.matrices[0][2].fill_(math.nan)
     with pytest.raises(hdet.AllReplicasFailedError):  # its gradient has spoilt the shared one
         ensemble.step(torch.ones(5, 3))
 
     local = build(nn.Linear(3, 2), records=records, gradients="local")
     for _ in range(2):
         local.step(torch.ones(5, 3))
-    local._stack.matrices[0][2].fill_(math.nan)
+    local.replicas.rows.matrices[0][2].fill_(math.nan)
     local.step(torch.ones(5, 3))
     assert records[-1].excluded == {2: "parameters are not finite"}
-    assert torch.isfinite(local._stack.matrices[0]).all()
+    assert torch.isfinite(local.replicas.rows.matrices[0]).all()
 
 
 def test_replicas_are_compared_by_the_probe() -> None:
@@ -197,12 +197,12 @@ def test_replicas_that_join_within_the_tail_have_one_mean(sync_every: int) -> No
         means = []
         for t in range(ensemble.engine.num_steps, 5):
             ensemble.step(torch.ones(5, 3))
-            rows = ensemble._stack.matrices[0][: ensemble.engine.num_distinct, :6]
+            rows = ensemble.replicas.rows.matrices[0][: ensemble.replicas.num_distinct, :6]
             means.append(rows.mean(dim=0).view(2, 3))
             if t == 3:
                 ensemble.converge()
                 saved = ensemble.state_dict()
-        assert ensemble.engine.num_distinct == 1
+        assert ensemble.replicas.num_distinct == 1
         return ensemble.model.weight.detach().clone(), means, saved
 
     _, means, _ = run(0.0)
@@ -259,7 +259,7 @@ def test_without_a_spread_the_model_is_trained_and_averaged(gradients: Any) -> N
         )
     ensemble.converge()
     assert not torch.equal(model.weight, before)
-    rows = ensemble._stack.matrices[0]
+    rows = ensemble.replicas.rows.matrices[0]
     assert torch.equal(rows[0], rows[3])
 
 
@@ -333,17 +333,17 @@ def test_bounds_hold_in_every_row() -> None:
         sync_every=10,
     )
     for _ in range(4):
-        column = ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"]
+        column = ensemble.replicas.hyperparameters_of(0)["lr"]
         assert column.max() <= 0.3 and column.min() >= 0.01
         ensemble.step(torch.zeros(5, 3))
 
 
 def test_base_values_change_nothing_for_later_steps() -> None:
     ensemble = build(nn.Linear(3, 2))
-    before = ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"]
+    before = ensemble.replicas.hyperparameters_of(0)["lr"]
     with ensemble.engine.base_values():
         pass
-    assert torch.equal(ensemble.engine.hyper_of_group(0, ensemble._stack.matrices[0])["lr"], before)
+    assert torch.equal(ensemble.replicas.hyperparameters_of(0)["lr"], before)
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
@@ -430,10 +430,10 @@ def test_a_number_for_all_rows_is_a_column_of_it(kind: Any, decay: float) -> Non
 def test_a_loss_that_is_no_scalar_is_refused_before_anything_changes(vectorize: bool) -> None:
     model = nn.Linear(3, 2)
     ensemble = build(model, vectorize=vectorize, loss=lambda m, x: m(x).square().mean(dim=0))
-    before = ensemble._stack.matrices[0].clone()
+    before = ensemble.replicas.rows.matrices[0].clone()
     with pytest.raises(ValueError, match=r"one element, got \(2,\): return its mean"):
         ensemble.step(torch.ones(5, 3))
-    assert torch.equal(ensemble._stack.matrices[0], before)
+    assert torch.equal(ensemble.replicas.rows.matrices[0], before)
 
 
 def test_after_a_step_the_model_reads_the_shared_rate() -> None:

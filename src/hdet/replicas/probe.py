@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from hdet.replicas.device import accelerator, accelerator_module
+
 __all__ = ["run_probe"]
 
 
@@ -22,11 +24,10 @@ def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> f
     True
     """
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    accelerator = torch.accelerator.current_accelerator()
     # fork_rng restores the CPU generator and those of the devices named.
-    devices, kind = [], "cuda"
-    if accelerator is not None and accelerator.type != "mps":
-        devices, kind = [torch.get_device_module(accelerator).current_device()], accelerator.type
+    devices, kind, device = [], "cuda", accelerator()
+    if device is not None and device.type != "mps":
+        devices, kind = [accelerator_module().current_device()], device.type
     try:
         for module, _ in modes:
             module.training = False

@@ -1,4 +1,4 @@
-"""N copies of a model as rows of flat matrices, one per parameter group."""
+"""ModelRows: N copies of a model as rows of flat matrices, one matrix per parameter group."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from hdet.errors import CannotVectorizeError
 
-__all__ = ["Stack", "join"]
+__all__ = ["ModelRows", "join"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 _T = TypeVar("_T")
 
 
-class _Slots:
+class _TensorPlaces:
     """Where a model holds its tensors, looked up once, so that others can be put there for one call.
 
     As ``torch.func.functional_call`` does, which looks everything up at every call.
@@ -62,7 +62,7 @@ class _Leaves(NamedTuple):
     gradients: list[Tensor]
 
 
-class Stack:
+class ModelRows:
     """The replicas' parameters and buffers.
 
     Args:
@@ -76,10 +76,10 @@ class Stack:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, loss: Loss, *, num_replicas: int, vectorize: bool
     ) -> None:
-        self._model, self._slots = model, _Slots(model)
+        self._model, self._tensor_places = model, _TensorPlaces(model)
         self._loss, self._vectorize = loss, vectorize
         self._num_replicas = num_replicas
-        self._templates = self._slots.parameters
+        self._templates = self._tensor_places.parameters
         names = {parameter: name for name, parameter in self._templates.items()}
         self.matrices: list[Tensor] = []
         self._places: list[list[tuple[str, torch.Size]]] = []
@@ -106,7 +106,7 @@ class Stack:
         self._fixed = {name: p.detach() for name, p in self._templates.items() if name not in held}
         self.buffers = {
             name: buffer.detach().expand(num_replicas, *buffer.shape).clone()
-            for name, buffer in self._slots.buffers.items()
+            for name, buffer in self._tensor_places.buffers.items()
         }
         self._leaves: dict[int | None, _Leaves] = {}
 
@@ -129,7 +129,9 @@ class Stack:
 
     def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
         def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
-            return self._slots.call(partial(self._loss_of, batch), {**self._fixed, **trained, **buffers})
+            return self._tensor_places.call(
+                partial(self._loss_of, batch), {**self._fixed, **trained, **buffers}
+            )
 
         if not is_common:
             batches = pytree.tree_map(
@@ -162,7 +164,7 @@ class Stack:
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
             batch = batches if is_common else batches[r]
             with torch.enable_grad():
-                loss, changed = self._slots.call(
+                loss, changed = self._tensor_places.call(
                     partial(self._loss_of, batch), {**self._fixed, **leaves.weights, **buffers}
                 )
                 self._differentiate(loss, leaves)
@@ -208,7 +210,7 @@ class Stack:
                 before(r)
                 tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
                 tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
-                value, _ = self._slots.call(partial(score, self._model), tensors)
+                value, _ = self._tensor_places.call(partial(score, self._model), tensors)
                 result.append(float(value))
         finally:
             for module, mode in modes:
@@ -240,7 +242,7 @@ class Stack:
         for name, view in self._views(self.matrices).items():
             self._templates[name].copy_(view[replica])
         for name, buffer in self.buffers.items():
-            self._slots.buffers[name].copy_(buffer[replica])
+            self._tensor_places.buffers[name].copy_(buffer[replica])
 
     @torch.no_grad()
     def read_template(self, replica: int | None = None) -> None:
@@ -249,7 +251,7 @@ class Stack:
         for name, view in self._views(self.matrices).items():
             view[rows].copy_(self._templates[name].expand_as(view[rows]))
         for name, buffer in self.buffers.items():
-            buffer[rows].copy_(self._slots.buffers[name].expand_as(buffer[rows]))
+            buffer[rows].copy_(self._tensor_places.buffers[name].expand_as(buffer[rows]))
 
     def _leaves_of(self, replica: int | None) -> _Leaves:
         """Of one replica, or of all."""

@@ -1,18 +1,33 @@
-"""What every hyperparameter has: a spread, its scale, and bounds."""
+"""What a user asks to explore: a spread, its scale, and bounds."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from torch.optim import Optimizer
 
 from hdet.core.checks import require_choice, require_number
 from hdet.errors import NoEffectWarning
-from hdet.explore.slots import Field
-from hdet.explore.tunable import Dial
+from hdet.explore.slots import Slot
+from hdet.explore.tunable import Tunable
 
-__all__ = ["Spreading", "read_number"]
+__all__ = ["Hyperparameter", "Spreading", "read_number"]
+
+
+class Hyperparameter(Protocol):
+    """What a user asks to explore: it knows how to turn itself into tunables."""
+
+    @property
+    def spread(self) -> float:
+        """Half-width of the multipliers; zero explores nothing."""
+        ...
+
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """The tunables of this hyperparameter, one for each value that is explored on its own."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +43,7 @@ class Spreading:
 
     bounds: tuple[float, float] | None = None
     """Every replica's value stays between them. The spread is narrowed on both sides alike where it would
-    reach beyond; a schedule that leaves them within a round is cut there."""
+    reach beyond. A schedule that leaves them within a round is cut there."""
 
     def __post_init__(self) -> None:
         require_choice("scale", self.scale, ("linear", "log"))
@@ -50,22 +65,22 @@ class Spreading:
         else:
             require_number(name, spread, at_least=0)
 
-    def _dial(
+    def _tunable(
         self,
         name: str,
-        fields: Sequence[Field],
+        slots: Sequence[Slot],
         *,
         spread: float | None = None,
         floor: float | None = None,
         changes_loss: bool = False,
         is_scheduled: bool = False,
-    ) -> list[Dial]:
-        """A dial for these fields, after a check of where they stand; none if there are no fields."""
-        if not fields:
+    ) -> list[Tunable]:
+        """A tunable for these slots, after a check of where they stand; none if there are no slots."""
+        if not slots:
             return []
-        dial = Dial(
+        tunable = Tunable(
             name,
-            fields,
+            slots,
             spread=self.spread if spread is None else spread,
             scale=self.scale,
             bounds=self.bounds,
@@ -73,26 +88,26 @@ class Spreading:
             changes_loss=changes_loss,
             is_scheduled=is_scheduled,
         )
-        for field in fields:
-            is_plan = not field.is_static  # it may come from outside the bounds, and is cut there
+        for slot in slots:
+            # A scheduled value may come from outside the bounds: it is cut there.
             if (
                 self.bounds is not None
-                and not is_plan
-                and not self.bounds[0] <= field.planned <= self.bounds[1]
+                and slot.is_static
+                and not self.bounds[0] <= slot.scheduled <= self.bounds[1]
             ):
                 raise ValueError(
-                    f"{name} must start inside its bounds {self.bounds}, got {field.planned!r}: "
+                    f"{name} must start inside its bounds {self.bounds}, got {slot.scheduled!r}: "
                     "widen the bounds or change the value"
                 )
-        if dial.spread > 0 and dial.share == 0:
-            where = "zero" if fields[0].planned == 0 else f"{fields[0].planned!r}, at the end of its range"
+        if tunable.spread > 0 and tunable.share == 0:
+            where = "zero" if slots[0].scheduled == 0 else f"{slots[0].scheduled!r}, at the end of its range"
             warnings.warn(
                 f"{name} is {where}: a spread around it that is a share of the base has no width, so nothing "
                 "is explored. Start it at another value",
                 NoEffectWarning,
                 stacklevel=5,
             )
-        return [dial]
+        return [tunable]
 
 
 def read_number(name: str, value: object) -> float:

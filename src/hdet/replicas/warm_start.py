@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor, nn
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_choice, require_number
 from hdet.core.noise import noise_std
-from hdet.replicas import Replicas, widest_float
+from hdet.replicas.device import widest_float
+from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["warm_start"]
+__all__ = ["add_noise", "warm_start"]
 
 
-@torch.no_grad()
 def warm_start(
     model: nn.Module,
     noise_scale: float = 0.01,
@@ -51,14 +52,27 @@ def warm_start(
     >>> bool((model.weight != before).all())
     True
     """
-    noise_scale = require_number("noise_scale", noise_scale, at_least=0)
-    require_choice("norm", norm, ("tensor", "global"))
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
-    parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
+    index = ReplicaGroup.of(process_group).index if replica is None else replica
+    add_noise(list(model.parameters()), noise_scale, norm=norm, seed=seed, replica=index)
+
+
+@torch.no_grad()
+def add_noise(
+    parameters: Sequence[Tensor],
+    noise_scale: float,
+    *,
+    norm: Literal["tensor", "global"],
+    seed: int,
+    replica: int,
+) -> None:
+    """The noise of :func:`warm_start`, added to those of the parameters that are trained."""
+    noise_scale = require_number("noise_scale", noise_scale, at_least=0)
+    require_choice("norm", norm, ("tensor", "global"))
+    parameters = [p for p in parameters if p.requires_grad and p.numel()]
     if not parameters:
         raise ValueError("model must have parameters that require a gradient, got none: unfreeze some first")
-    index = Replicas.of(process_group).index if replica is None else replica
 
     # Double precision, so that the norm of many or large half-precision values neither overflows nor
     # loses the small ones.
@@ -74,10 +88,11 @@ def warm_start(
     for parameter, std in zip(parameters, stds, strict=True):
         generator = generators.get(parameter.device)
         if generator is None:
-            generator = torch.Generator(parameter.device).manual_seed(derived_seed(seed, "warm_start", index))
+            generator = torch.Generator(parameter.device).manual_seed(
+                derived_seed(seed, "warm_start", replica)
+            )
             generators[parameter.device] = generator
-        noise = torch.empty_like(parameter).normal_(0.0, std, generator=generator)
-        parameter.add_(noise)
+        parameter.add_(torch.empty_like(parameter).normal_(0.0, std, generator=generator))
 
 
 def _norm(parameter: Tensor) -> float:

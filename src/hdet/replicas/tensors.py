@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from hdet.explore import Dial
 from hdet.replicas.exchange import digest
 
-__all__ = ["Buffers", "averaged_tensors", "layout_text", "moments_differ", "moments_of"]
+__all__ = ["Buffers", "averaged_tensors", "has_coupled_decay", "layout_text", "moments_of", "names_of"]
 
 
 def averaged_tensors(
@@ -67,21 +66,26 @@ class Buffers:
                 buffer.copy_(good)
 
 
-def moments_differ(optimizer: Optimizer, dials: Sequence[Dial]) -> bool:
-    """Whether replicas with one shared gradient end a round with different optimizer moments.
-
-    They do where a momentum is explored, and where weight decay is added to the gradient: each replica
-    then adds its own parameters.
-    """
-    is_coupled = any(
+def has_coupled_decay(optimizer: Optimizer) -> bool:
+    """Whether weight decay is added to the gradient, as in SGD and Adam; not in AdamW."""
+    return any(
         group.get("weight_decay", 0) > 0
         and not group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
         for group in optimizer.param_groups
     )
-    return is_coupled or any(dial.changes_moments for dial in dials)
 
 
 def layout_text(tensors: Sequence[Tensor]) -> str:
     """A description that is equal where the tensors can be averaged with each other."""
     layout = digest(repr([(tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors]))
     return f"{len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements, layout {int(layout):012x}"
+
+
+def names_of(tensors: Sequence[Tensor], optimizer: Optimizer, model: nn.Module | None) -> list[str]:
+    """What a user calls these parameters: the model's name, or the place in the optimizer."""
+    known: dict[int, str] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        known.update((id(p), f"parameter {i} of group {g}") for i, p in enumerate(group["params"]))
+    if model is not None:
+        known.update((id(p), repr(name.removeprefix("module."))) for name, p in model.named_parameters())
+    return [known.get(id(tensor), "a parameter") for tensor in tensors]

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hdet.replicas import widest_float
+from hdet.replicas.device import widest_float
 
-__all__ = ["LossMeter", "LossSum"]
+__all__ = ["LossMeter", "LossRows", "LossSum"]
 
 
 class LossSum(NamedTuple):
@@ -118,3 +118,46 @@ def _only_element(loss: Tensor) -> Tensor:
             f"loss must be a tensor with one element, got shape {tuple(loss.shape)}: pass its mean"
         )
     return loss.reshape(())
+
+
+class LossRows:
+    """Collects one loss for each of N replicas at every step, on their device.
+
+    >>> rows = LossRows(2, torch.device("cpu"))
+    >>> rows.add(torch.tensor([1.0, float("nan")])); rows.add(torch.tensor([3.0, 4.0]))
+    >>> [row.total for row in rows.take()]
+    [4.0, 4.0]
+    """
+
+    num_waiting = 64
+    """Losses that are summed together: each operation costs more than its arithmetic."""
+
+    def __init__(self, num_replicas: int, device: torch.device) -> None:
+        self._sums = torch.zeros(3, num_replicas, dtype=widest_float(device), device=device)
+        self._waiting: list[Tensor] = []
+
+    def add(self, losses: Tensor) -> None:
+        """Take one loss for each replica."""
+        self._waiting.append(losses)
+        if len(self._waiting) == self.num_waiting:
+            self._fold()
+
+    def take(self) -> list[LossSum]:
+        """What was seen since the last call; waits for the device."""
+        if self._waiting:
+            self._fold()
+        taken = [LossSum(*column) for column in self._sums.t().tolist()]
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        self._waiting.clear()
+        self._sums.zero_()
+
+    def _fold(self) -> None:
+        losses = torch.stack(self._waiting).to(self._sums)
+        finite = torch.isfinite(losses)
+        rows = torch.stack([torch.where(finite, losses, 0.0), finite.to(losses), (~finite).to(losses)])
+        self._sums += rows.sum(dim=1)
+        self._waiting.clear()

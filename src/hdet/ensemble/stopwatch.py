@@ -1,4 +1,4 @@
-"""Clock: what the parts of a sync cost."""
+"""Stopwatch: what the parts of a sync cost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 from hdet.telemetry import RoundRecord
 
-__all__ = ["Clock"]
+__all__ = ["Stopwatch"]
 
 
-class Clock:
+class Stopwatch:
     """Times on the host, lap by lap."""
 
     def __init__(self) -> None:

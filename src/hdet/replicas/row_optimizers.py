@@ -5,14 +5,16 @@ Each rule follows the torch optimizer of its name, value by value, in plain broa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-__all__ = ["Hyper", "Moments", "rule_for"]
+from hdet.replicas.device import widest_float
+
+__all__ = ["Hyper", "RowOptimizer", "rule_for"]
 
 Hyper = Mapping[str, Any]
 """Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or a
@@ -23,6 +25,88 @@ Moments = dict[str, Tensor]
 Rule = Callable[[Tensor, Tensor, Moments, Hyper, int, Mapping[str, object]], None]
 """``rule(parameters, gradient, moments, hyper, step, flags)`` changes parameters and moments in place, and
 may use the gradient's memory."""
+
+
+class RowOptimizer:
+    """One optimizer for all rows: its rule, its moments, and how many steps it has made.
+
+    Args:
+        optimizer: the user's, which is never stepped. Its groups hold the hyperparameters.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._rule, self._optimizer = rule_for(optimizer), optimizer
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.moments: list[Moments] = [{} for _ in self._optimizer.param_groups]
+        """By parameter group, with a row for each that is computed."""
+        self.num_updates = 0
+        """Steps, as Adam's bias correction counts them."""
+
+    @torch.no_grad()
+    def step(
+        self,
+        matrices: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        explored: Callable[[int], Mapping[str, Sequence[float]]],
+    ) -> None:
+        """One step of every row.
+
+        Args:
+            matrices: the parameters of each group, a row for each replica.
+            gradients: the same for gradients; a single row stands for all.
+            explored: the values of a group that differ by row.
+        """
+        self.num_updates += 1
+        self.fit(len(matrices[0]))
+        for i, group in enumerate(self._optimizer.param_groups):
+            flags = {
+                "has_momentum": bool(group.get("momentum", 0)),
+                "nesterov": group.get("nesterov", False),
+                "is_decoupled": group.get("decoupled_weight_decay", isinstance(self._optimizer, AdamW)),
+            }
+            hyper = self.hyperparameters_of(i, matrices[i], explored(i))
+            self._rule(matrices[i], gradients[i], self.moments[i], hyper, self.num_updates, flags)
+
+    def hyperparameters_of(
+        self, group_index: int, matrix: Tensor, explored: Mapping[str, Sequence[float]]
+    ) -> Hyper:
+        """The hyperparameters of a group, each a number, or a column with one entry for each row."""
+        group = self._optimizer.param_groups[group_index]
+        names = ("lr", "weight_decay", "momentum", "dampening", "eps")
+        columns = {key: [float(group[key])] * len(matrix) for key in names if key in group}
+        for i, beta in enumerate(group.get("betas", ())):
+            columns[f"beta{i + 1}"] = [float(beta)] * len(matrix)
+        columns |= {key: list(values) for key, values in explored.items()}
+        may_be_numbers = matrix.dtype in (torch.float32, torch.float64)
+        dtype = widest_float(matrix.device)
+        return {
+            key: values[0]
+            if may_be_numbers and len(set(values)) == 1
+            else torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)
+            for key, values in columns.items()
+        }
+
+    def fit(self, num_rows: int) -> None:
+        """One row of moments for each row that is computed; the mean of another number of them."""
+        for moments in self.moments:
+            for name, value in moments.items():
+                if len(value) != num_rows:
+                    moments[name] = value.mean(dim=0, keepdim=True).expand(num_rows, -1).clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything."""
+        moments = [{name: value.clone() for name, value in group.items()} for group in self.moments]
+        return {"moments": moments, "num_updates": self.num_updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint."""
+        self.clear()
+        for moments, saved in zip(self.moments, state["moments"], strict=True):
+            moments.update({name: value.clone() for name, value in saved.items()})
+        self.num_updates = state["num_updates"]
 
 
 def rule_for(optimizer: Optimizer) -> Rule:

@@ -1,0 +1,494 @@
+"""Ensemble: what users call. It counts steps and joins replicas, values, schedule, scout and controller."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.optim import Optimizer
+
+from hdet.core.anchored import AnchoredController
+from hdet.core.controller import Controller
+from hdet.core.scout import Scout
+from hdet.core.tail import tail_steps
+from hdet.ensemble.arguments import check_arguments, check_replicas, check_scout
+from hdet.ensemble.controllers import build_steering
+from hdet.ensemble.loss_table import LossTable
+from hdet.ensemble.recording import RecordWriter
+from hdet.ensemble.round import Rounds
+from hdet.ensemble.schedule import PacedSchedule, Schedule
+from hdet.ensemble.scouting import ScoutPhase
+from hdet.ensemble.state import check_state
+from hdet.ensemble.step_counter import StepCounter
+from hdet.ensemble.stopwatch import Stopwatch
+from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
+from hdet.ensemble.tail import Tail
+from hdet.ensemble.warn_once import WarnOnce
+from hdet.errors import HdetWarning, NotConvergedWarning
+from hdet.explore import ExploredValues, Hyperparameter, LearningRate
+from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
+from hdet.replicas.tensors import has_coupled_decay
+from hdet.telemetry import RecordSink, RoundRecord, ScoutDecision
+
+__all__ = ["Ensemble"]
+
+
+class Ensemble:
+    """Hyperparameter-divergent training over any optimizer and any schedule.
+
+    Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
+    the replicas compare losses, average their parameters, let the controller move the shared base, and
+    draw new multipliers. Construction and syncs are collective: every replica must take part.
+
+    Args:
+        optimizer: this replica's optimizer. Values live in its parameter groups.
+        scheduler: what schedules the base, any torch LRScheduler; None for constant values. The ensemble
+            steps it: do not call its ``step`` yourself.
+        model: adds its floating-point buffers (and trainable parameters that the optimizer does not
+            hold) to what is averaged.
+        explore: what differs between replicas; the learning rate with spread 1/9 by default.
+        sync_every: steps per round, T.
+        controller: moves the base: at syncs, by comparing replicas (:class:`hdet.Controller`), or by the
+            gradients' own signal (:class:`hdet.AnchoredController`); None leaves it to the schedule.
+        total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
+            sync, so that all replicas end with the same parameters.
+        replicas: the process group that joins the replicas; None for the world, or for this process
+            alone where torch.distributed is not running. Or an object of the port ``hdet.replicas.Replicas``.
+        seed: of the assignments, the same on every replica.
+        records: takes a :class:`RoundRecord` per sync, on replica zero.
+        bucket_mib: buffer size for averaging, in MiB.
+        assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
+            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.core.assign.assign`.
+        moments: whether the optimizer's moments are averaged with the parameters: ``"average"``, ``"keep"``,
+            or ``"auto"``, where replicas end a round with different ones (a momentum is explored, or weight
+            decay is added to the gradient as in SGD and Adam; not in AdamW).
+        probe: returns the loss on one batch that is the same for every replica. It scores the replicas
+            instead of their training losses. It is called at each sync before converging, with gradients off
+            and ``model`` in evaluation mode. Where nothing is explored it is called for the scout and for
+            the anchored controller only.
+        scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
+            the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
+            little faster afterwards, so that it ends with the last step all the same.
+        average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
+            of them. After the last step the mean takes their place. It does the last part of an anneal, and
+            does it better: let the schedule end at about 0.15 of its peak with a tail of 0.075.
+
+    >>> import torch
+    >>> parameter = nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([parameter], lr=0.1)
+    >>> ensemble = Ensemble(optimizer, sync_every=10)      # alone: one replica, its multiplier is one
+    >>> optimizer.step()
+    >>> ensemble.step(loss=0.5)
+    >>> ensemble.num_steps, ensemble.base
+    (1, {'lr': 0.1})
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        scheduler: Schedule | None = None,
+        model: nn.Module | None = None,
+        explore: Sequence[Hyperparameter] | None = None,
+        sync_every: int = 1000,
+        controller: Controller | AnchoredController | None = None,
+        total_steps: int | None = None,
+        replicas: dist.ProcessGroup | ReplicaGroup | Replicas | None = None,
+        seed: int = 0,
+        records: RecordSink | None = None,
+        bucket_mib: float = 25.0,
+        assignment: Literal["random", "latin", "factorial"] = "random",
+        moments: Literal["auto", "average", "keep"] = "auto",
+        probe: Callable[[], Tensor | float] | None = None,
+        scout: Scout | None = None,
+        average_tail: float = 0.0,
+    ) -> None:
+        if total_steps is None:
+            total_steps = getattr(scheduler, "total_steps", None)
+        explore = list(explore) if explore is not None else [LearningRate()]
+        check_arguments(
+            optimizer=optimizer,
+            scheduler=scheduler,
+            model=model,
+            explore=explore,
+            sync_every=sync_every,
+            controller=controller,
+            total_steps=total_steps,
+            seed=seed,
+            records=records,
+            bucket_mib=bucket_mib,
+            assignment=assignment,
+            moments=moments,
+            probe=probe,
+            average_tail=average_tail,
+        )
+        self.optimizer = optimizer
+        self.sync_every = sync_every
+        self.total_steps = total_steps
+        self.seed = seed
+        if replicas is None or isinstance(replicas, (ReplicaGroup, dist.ProcessGroup, str)):
+            group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)  # pyright: ignore[reportArgumentType]
+            replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
+        self.replicas: Replicas = replicas
+        self._values = values = ExploredValues(explore, optimizer)
+        self._peaks = peaks_of(values.learning_rates, optimizer)
+        self._warn = WarnOnce(is_silent=replicas.index != 0)
+        losses = LossTable(replicas.count)
+        self.steering = build_steering(
+            controller,
+            values,
+            replicas,
+            optimizer,
+            losses,
+            sync_every=sync_every,
+            total_steps=total_steps,
+            warn=self._warn,
+        )
+        """What moves the shared values."""
+        check_replicas(optimizer, model, replicas, values, controller=controller, scout=scout)
+        if scout is not None:
+            check_scout(scout, values, model=model, replicas=replicas, total_steps=total_steps)
+        self._tail = Tail(
+            replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
+        )
+        self._writer = RecordWriter(values, records, is_first=replicas.index == 0)
+        self._rounds = Rounds(
+            replicas,
+            values,
+            losses,
+            self.steering,
+            self._tail,
+            sync_every=sync_every,
+            seed=seed,
+            assignment=assignment,
+            is_recorded=self._writer.keeps_trace,
+        )
+        self._rounds.positions(0)  # raises if the assignment does not fit
+        replicas.require_same(
+            {
+                "explore": explore,
+                "sync_every": sync_every,
+                "controller": controller,
+                "total_steps": total_steps,
+                "seed": seed,
+                "bucket_mib": bucket_mib,
+                "assignment": assignment,
+                "moments": moments,
+                "probe": replicas.has_probe,
+                "scout": scout,
+                "average_tail": average_tail,
+            }
+        )
+        # Records may be given to replica zero alone: every replica then takes part in its rounds.
+        is_recorded = replicas.any(records is not None)
+        self._has_rounds = (
+            values.explores
+            or controller is not None
+            or scout is not None
+            or is_recorded
+            or replicas.needs_syncs
+        )
+
+        # From here on things change.
+        self._losses, self._scout_settings = losses, scout
+        self._schedule = PacedSchedule(scheduler, total_steps)
+        self._is_corrected = isinstance(controller, AnchoredController)
+        self._decision: ScoutDecision | None = None
+        self._scout: ScoutPhase | None = None
+        self._num_scout_steps = 0
+        self._has_loss = False
+        self._counter = StepCounter()
+        differ = has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
+        replicas.attach(
+            values,
+            averages_moments=moments == "average" or (moments == "auto" and differ),
+            gradients_ready=self._gradients_ready,
+            step_made=self._counter.optimizer_stepped,
+        )
+        self._hooks = values.watch(optimizer)
+        self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
+        self._counter.has_moved = True  # nobody knows whether replicas start equal
+        if scout is not None and self.num_steps == 0:
+            self._begin_scout(scout)
+        else:
+            self.steering.begin(0, math.inf)
+
+    # --- what users read -----------------------------------------------------------------------------
+
+    @property
+    def base(self) -> dict[str, float]:
+        """The shared value of every explored hyperparameter."""
+        return self._values.base
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What this replica uses."""
+        return {t.name: t.value_with(t.multiplier) for t in self._values.tunables}
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """This replica's factor on every base."""
+        return {tunable.name: tunable.multiplier for tunable in self._values.tunables}
+
+    @property
+    def positions(self) -> dict[str, float]:
+        """Where this replica stands in every spread, from -1 to 1."""
+        return {tunable.name: tunable.position for tunable in self._values.tunables}
+
+    @property
+    def is_scouting(self) -> bool:
+        """Whether the scout is still at work: everything is put back when it ends."""
+        return self._scout is not None
+
+    @property
+    def found_lr(self) -> dict[str, float]:
+        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        return found_learning_rates(self._values.learning_rates, self._peaks)
+
+    def summary(self) -> str:
+        """A few plain lines: what was asked for, what the scout found, and where the run stands."""
+        return str(
+            Summary(
+                num_steps=self.num_steps,
+                total_steps=self.total_steps,
+                num_replicas=self.replicas.count,
+                asked={t.name: p[0] for t, p in zip(self._values.learning_rates, self._peaks, strict=True)},
+                found=self.found_lr,
+                is_scouting=self.is_scouting,
+                num_scout_steps=self._num_scout_steps,
+                decision=self._decision,
+            )
+        )
+
+    # --- what users call -----------------------------------------------------------------------------
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Take the loss of one micro-batch, without a step."""
+        if self._has_rounds:
+            self.replicas.add_loss(loss)
+            self._has_loss = True
+
+    def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
+        """Count one optimizer step; call it right after ``optimizer.step()``.
+
+        Only steps that the optimizer took are counted. A call with no optimizer step since the last
+        one (a gradient scaler found an infinity, gradients are being accumulated, a framework calls
+        once per process) takes the loss and changes nothing else. Until the first step of the optimizer
+        is seen, every call counts, so that a schedule can be looked at without training. Pass
+        ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
+        under a gradient scaler). While the scout runs, replicas skip at different times, each with its own
+        gradients: such a step then counts, so that all end a trial together.
+        """
+        counts = skipped and self._scout is not None
+        if loss is not None and self._has_rounds:
+            self.replicas.add_loss(loss)
+            self._has_loss = True
+        if (not self._counter.takes_call() or skipped) and not counts:
+            return
+        if self._needs_loss and not self._has_loss:
+            raise ValueError(
+                "loss must be given to step() or observe() while a scout without a probe or an "
+                "AnchoredController is at work, got None: call step(loss) after every optimizer step"
+            )
+        if self.total_steps is not None and self.num_steps >= self.total_steps:
+            self._warn(
+                "past the end",
+                f"step() was called after total_steps={self.total_steps} steps: the schedule stays at its "
+                "last value. Pass the true number of steps as total_steps",
+                HdetWarning,
+            )
+        self.num_steps += 1
+        self._has_loss = False
+        if self._scout is not None:
+            self._step_scout(self._scout)
+            return
+        self.steering.step_made(self.num_steps - self._num_scout_steps)
+        self._tail.step_made(self.num_steps)
+        is_end = self.num_steps == self.total_steps
+        is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
+        record = self._rounds.sync(self.num_steps) if is_sync else None
+        if is_end:
+            num_averaged_steps = self._tail.finish(self.num_steps)
+            if record is not None:
+                record.num_averaged_steps = num_averaged_steps
+        self._follow_schedule(is_sync=is_sync)
+        if record is not None:
+            self._counter.has_moved = False
+            self._writer.write(record)
+
+    def converge(self) -> None:
+        """Average the parameters now, within a round: before a save or an evaluation of your own.
+
+        Collective. Multipliers and the controller are left as they are. While the scout runs there is nothing
+        to average: its trials are thrown away.
+        """
+        if self._scout is None and self._has_rounds and self._is_apart:
+            record = self._rounds.converge(self.num_steps)
+            self._counter.has_moved = False
+            self._writer.write(record)
+
+    def finish(self) -> None:
+        """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
+
+        Converges, and puts the mean of the tail in place. Collective. After the last step it does nothing.
+        """
+        self.converge()
+        self._tail.finish(self.num_steps)
+
+    @contextmanager
+    def base_values(self) -> Iterator[None]:
+        """Within the block, this replica uses the shared values."""
+        with self._values.at_base():
+            yield
+
+    def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
+        """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
+        self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
+        self._counter.has_moved = True
+
+    def close(self) -> None:
+        """Put the scheduled values back in place and let go of the optimizer."""
+        self.replicas.detach()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._values.put_scheduled()
+
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and CPU tensors, the same on every replica; loads with ``weights_only=True``.
+
+        Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
+        checkpoint is everybody's, and training resumes bit for bit. Not collective. It raises where the
+        parameters are not finite, so that a good checkpoint is not written over.
+        """
+        if self._scout is None and self._has_rounds:
+            if self._values.explores and self.replicas.has_others and self._is_apart:
+                warnings.warn(
+                    "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
+                    "this round's losses: call converge() on every replica before saving",
+                    NotConvergedWarning,
+                    stacklevel=2,
+                )
+            self.replicas.require_finite(self.num_steps)
+        return {
+            "version": 2,
+            "num_steps": self.num_steps,
+            "num_scout_steps": self._num_scout_steps,
+            "optimizer_steps_are_seen": self._counter.has_seen_steps,
+            "losses": [list(row) for row in self._losses.rows],
+            "tunables": {tunable.name: tunable.state() for tunable in self._values.tunables},
+            "scheduler": self._schedule.state_dict(),
+            "scout": None if self._scout is None else self._scout.state_dict(),
+            "decision": None if self._decision is None else vars(self._decision).copy(),
+            "steering": {} if self._scout is not None else self.steering.state_dict(),
+            "tail": self._tail.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, also one of another number of replicas. Settings stay as built."""
+        check_state(state_dict, {tunable.name for tunable in self._values.tunables})
+        self._schedule.load_state_dict(state_dict["scheduler"])
+        for tunable in self._values.tunables:
+            tunable.load(state_dict["tunables"][tunable.name])
+        self._end_scout()
+        self._num_scout_steps = state_dict["num_scout_steps"]
+        decision = state_dict["decision"]
+        self._decision = None if decision is None else ScoutDecision(**decision)
+        self._restart(state_dict["num_steps"], narrows=False)
+        if state_dict["scout"] is not None and self._scout_settings is not None:
+            self._begin_scout(self._scout_settings)
+            assert self._scout is not None
+            self._scout.load_state_dict(state_dict["scout"])
+        else:
+            self.steering.begin(self._num_scout_steps, math.inf)
+            self.steering.load_state_dict(state_dict["steering"])
+        self._tail.load_state_dict(state_dict["tail"])
+        self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
+        self._losses.clear(state_dict["losses"])
+
+    def begin_at(self, num_steps: int) -> None:
+        """Go on with a run that something else has trained for ``num_steps`` steps, without a scout."""
+        self._end_scout()
+        self._restart(num_steps)
+        self.steering.begin(self._num_scout_steps, math.inf)
+
+    # --- beginning -----------------------------------------------------------------------------------
+
+    def _restart(self, num_steps: int, *, narrows: bool = True) -> None:
+        self.num_steps = num_steps
+        self._counter.has_moved = False
+        self._schedule.begin_at(num_steps, self._num_scout_steps)
+        self._tail.begin()
+        self._rounds.begin_at(num_steps, narrows=narrows)
+        self._needs_loss = self.steering.needs_loss
+
+    def _begin_scout(self, settings: Scout) -> None:
+        self._scout = ScoutPhase(
+            settings,
+            self._values,
+            self.replicas,
+            self.optimizer,
+            peaks=self._peaks,
+            total_steps=self.total_steps,
+            is_corrected=self._is_corrected,
+        )
+        self._needs_loss = self._scout.needs_loss
+
+    def _end_scout(self) -> None:
+        if self._scout is not None:
+            self._scout.end()
+        self._scout = None
+
+    # --- a step --------------------------------------------------------------------------------------
+
+    def _step_scout(self, scout: ScoutPhase) -> None:
+        stopwatch = Stopwatch()
+        with record_function("hdet::scout"):
+            seen = scout.step_made(self.num_steps)
+            if seen is None:
+                return
+            if scout.decision is not None:
+                self._end_scout()
+                self._decision, self._num_scout_steps = scout.decision, self.num_steps
+                for tunable in self._values.learning_rates:
+                    tunable.start_from(scout.decision.factor)
+                self._restart(self.num_steps)
+                self.steering.begin(self.num_steps, scout.room_above)
+        count = self.replicas.count
+        record = RoundRecord(round=0, step=self.num_steps, num_replicas=count, ends_round=False, scout=seen)
+        stopwatch.lap("scout", record)
+        self._writer.write(record)
+
+    def _follow_schedule(self, *, is_sync: bool) -> None:
+        """Let the schedule set its next values, then put this replica's in their place."""
+        changed_outside = self._values.follow(
+            self._schedule.step,
+            is_sync=is_sync,
+            is_traced=self._writer.keeps_trace,
+            is_closed_form=self._schedule.is_closed_form,
+        )
+        if changed_outside:
+            self._warn(
+                "changed outside",
+                "a hyperparameter was changed by somebody else since the last step, so replicas did not "
+                "use their own values: give the schedule to the ensemble (scheduler=...) and do not step "
+                "it or write values yourself",
+                HdetWarning,
+            )
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether anything has moved since replicas were averaged last."""
+        return self._counter.has_moved or self._rounds.converged_at != self.num_steps
+
+    def _gradients_ready(self) -> None:
+        if self._scout is None:
+            self.steering.gradients_ready()

@@ -1,0 +1,72 @@
+"""LossTable: the losses of all replicas in a round, and who is to be left out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hdet.errors import AllReplicasFailedError
+from hdet.replicas import Report
+from hdet.replicas.losses import LossSum
+
+__all__ = ["LossTable", "excluded_replicas"]
+
+
+class LossTable:
+    """What every replica has seen in this round, the same in every process.
+
+    >>> table = LossTable(2)
+    >>> table.add([LossSum(3.0, 2.0, 0.0), LossSum(0.0, 0.0, 1.0)])
+    >>> table.means
+    [1.5, None]
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._num_replicas = num_replicas
+        self.recent = LossSum()
+        """Of all replicas together, since :meth:`take_recent` was called last."""
+        self.clear()
+
+    def clear(self, rows: Sequence[Sequence[float]] = ()) -> None:
+        """Begin a round, or continue one from a saved table.
+
+        The table belongs to the replicas that filled it: for another number of them it is dropped.
+        """
+        self.rows = [LossSum()] * self._num_replicas
+        if len(rows) == self._num_replicas:
+            self.rows = [LossSum(*row) for row in rows]
+
+    def add(self, losses: Sequence[LossSum]) -> None:
+        """Add the losses of every replica since the last exchange."""
+        self.rows = [row.plus(loss) for row, loss in zip(self.rows, losses, strict=True)]
+        for loss in losses:
+            self.recent = self.recent.plus(loss)
+
+    def take_recent(self) -> float | None:
+        """The mean loss of all replicas since the last call; None if there was none."""
+        mean, self.recent = self.recent.mean, LossSum()
+        return mean
+
+    @property
+    def means(self) -> list[float | None]:
+        """Mean loss of every replica; None where it saw no finite one."""
+        return [row.mean for row in self.rows]
+
+
+def excluded_replicas(table: LossTable, reports: Sequence[Report], num_steps: int) -> dict[int, str]:
+    """The replicas that are left out of weights and mean, with the reason; raises if none is healthy."""
+    excluded: dict[int, str] = {}
+    for r, (row, report) in enumerate(zip(table.rows, reports, strict=True)):
+        if not report.is_finite:
+            excluded[r] = "parameters are not finite"
+        elif row.num_nonfinite and not row.num_finite:
+            excluded[r] = "no finite loss in this round"
+        elif report.score is not None and not math.isfinite(report.score):
+            excluded[r] = "the loss on the probe is not finite"
+    if len(excluded) == len(reports):
+        reasons = "; ".join(f"replica {r}: {why}" for r, why in excluded.items())
+        raise AllReplicasFailedError(
+            f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: "
+            "resume from the last checkpoint with a lower learning rate"
+        )
+    return excluded

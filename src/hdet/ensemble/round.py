@@ -1,0 +1,149 @@
+"""Rounds: what one sync does. Measure, converge, steer, reassign."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch.autograd.profiler import record_function
+
+from hdet.core.assign import assign
+from hdet.ensemble.loss_table import LossTable, excluded_replicas
+from hdet.ensemble.steering import Steering
+from hdet.ensemble.stopwatch import Stopwatch
+from hdet.ensemble.tail import Tail
+from hdet.explore import ExploredValues
+from hdet.replicas import Replicas
+from hdet.telemetry import RoundRecord
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """The rounds of a run, one after the other.
+
+    Args:
+        replicas: who takes part.
+        values: what is explored.
+        losses: what replicas have seen in this round.
+        steering: what moves the base.
+        tail: what averages the last steps.
+        sync_every: steps per round, T.
+        seed: of the assignments.
+        assignment: how replicas are placed in the spreads.
+        is_recorded: whether records keep the base of every step.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        values: ExploredValues,
+        losses: LossTable,
+        steering: Steering,
+        tail: Tail,
+        *,
+        sync_every: int,
+        seed: int,
+        assignment: Literal["random", "latin", "factorial"],
+        is_recorded: bool,
+    ) -> None:
+        self._replicas, self._values, self._losses = replicas, values, losses
+        self._steering, self._tail = steering, tail
+        self._sync_every, self._seed, self._assignment = sync_every, seed, assignment
+        self._is_recorded = is_recorded
+        self._recorded_at = 0
+        self.converged_at = 0
+        """The step after which replicas were averaged last."""
+
+    def begin_at(self, num_steps: int, *, narrows: bool = True) -> None:
+        """Begin, or begin again, after this many optimizer steps, with the bases as they are.
+
+        Args:
+            num_steps: optimizer steps so far.
+            narrows: fit the spreads into their bounds; not where a checkpoint has told how.
+        """
+        with self._values.rewriting(is_traced=self._is_recorded):
+            self._recorded_at = self.converged_at = num_steps
+            self._replicas.clear_losses()
+            self._losses.clear()
+            for slot in self._values.slots:
+                slot.trace.clear()
+            self._reassign(num_steps // self._sync_every, narrows=narrows)
+
+    def sync(self, num_steps: int) -> RoundRecord:
+        """The step that ends a round. Collective."""
+        record = self._measure_and_converge(num_steps, ends_round=True)
+        stopwatch = Stopwatch()
+        with record_function("hdet::steer"):
+            self._steering.sync(record)
+            self._losses.clear()
+            self._reassign(num_steps // self._sync_every)
+        stopwatch.lap("steer", record)
+        return record
+
+    def converge(self, num_steps: int) -> RoundRecord:
+        """Average within a round; multipliers and controller are left as they are. Collective."""
+        return self._measure_and_converge(num_steps, ends_round=False)
+
+    def positions(self, round_index: int) -> dict[str, list[float]]:
+        """Where every replica stands in every spread, from -1 to 1."""
+        names = [tunable.name for tunable in self._values.tunables]
+        return assign(self._assignment, self._replicas.count, self._seed, round_index, names)
+
+    # --- the parts of a sync -------------------------------------------------------------------------
+
+    def _measure_and_converge(self, num_steps: int, *, ends_round: bool) -> RoundRecord:
+        stopwatch = Stopwatch()
+        round_index = max(0, num_steps - 1) // self._sync_every
+        record = RoundRecord(
+            round=round_index, step=num_steps, num_replicas=self._replicas.count, ends_round=ends_round
+        )
+        scores = None
+        if ends_round and self._wants_scores:
+            with record_function("hdet::probe"):
+                scores = self._replicas.score()
+            stopwatch.lap("probe", record)
+        with record_function("hdet::measure"):
+            reports = self._replicas.report(num_steps, self._values.base, scores)
+            self._losses.add([report.losses for report in reports])
+            record.excluded = excluded_replicas(self._losses, reports, num_steps)
+        stopwatch.lap("measure", record)
+        with record_function("hdet::converge"):
+            self._replicas.average(
+                record.excluded, like_weights=self._tail.averaged(), shared=self._steering.averaged()
+            )
+        stopwatch.lap("converge", record)
+        self.converged_at = num_steps
+        record.converged = self._values.explores and self._replicas.has_others
+        record.losses = self._losses.means
+        record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._losses.rows]
+        record.probes = [report.finite_score for report in reports] if scores is not None else []
+        self._describe_values(record)
+        record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps
+        return record
+
+    @property
+    def _wants_scores(self) -> bool:
+        """Whether a sync has a use for the probe: replicas that differ, or a controller that watches it."""
+        return self._replicas.has_probe and (self._replicas.differ or self._steering.watches_probe)
+
+    def _describe_values(self, record: RoundRecord) -> None:
+        record.positions = self.positions(record.round)
+        for tunable in self._values.tunables:
+            multipliers = tunable.multipliers(record.positions[tunable.name])
+            record.multipliers[tunable.name] = multipliers
+            record.values[tunable.name] = [tunable.value_with(rho) for rho in multipliers]
+            if self._is_recorded:
+                # At a sync the schedule has not moved on. Within a round its newest value is not used yet.
+                record.base_trace |= tunable.take_trace(keep_newest=not record.ends_round)
+
+    def _reassign(self, round_index: int, *, narrows: bool = True) -> None:
+        """Draw this round's multipliers and tell the slots."""
+        positions, index = self.positions(round_index), self._replicas.index
+        multipliers = {}
+        for tunable in self._values.tunables:
+            if narrows:
+                tunable.narrow_spread()
+            multipliers[tunable.name] = tunable.multipliers(positions[tunable.name])
+            tunable.position = positions[tunable.name][index]
+            tunable.multiplier = multipliers[tunable.name][index]
+        self._values.hold(self._replicas.place(multipliers))

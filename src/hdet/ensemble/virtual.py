@@ -1,0 +1,134 @@
+"""VirtualEnsemble: the method with N replicas in one process on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.core.checks import require_choice, require_count, require_flag
+from hdet.ensemble.ensemble import Ensemble
+from hdet.replicas.stacked import StackedReplicas
+
+__all__ = ["VirtualEnsemble"]
+
+
+class VirtualEnsemble:
+    """Train N replicas of a model in one process, with the same engine as on N ranks.
+
+    The model and the optimizer that you give are templates: the replicas' parameters live in matrices with
+    one row each, and one broadcast step updates them all. After every sync and :meth:`converge`, the model
+    holds the mean.
+
+    Args:
+        model: what to train; all replicas start from its parameters.
+        optimizer: ``torch.optim.SGD``, ``Adam`` or ``AdamW`` over the model's parameters. It is never stepped
+            itself: its groups hold the shared hyperparameters.
+        loss: ``loss(model, batch)``, a scalar tensor.
+        num_replicas: how many replicas.
+        gradients: ``"shared"``, the mean over replicas as in data-parallel training, or ``"local"``, each its
+            own.
+        vectorize: compute all replicas at once (``torch.func.vmap``), or one after the other, which takes any
+            model and any hyperparameter.
+        join_equal: while replicas do not differ (no spread, one shared gradient), compute them as one, on all
+            their batches joined along the first dimension. The same mean gradient where the loss is a mean
+            over examples and the batches have one size, at a fraction of the time; not with BatchNorm.
+        probe: ``probe(model)``, the loss that replicas are compared by, evaluated for each at every sync if
+            they differ.
+        **settings: everything else that :class:`hdet.Ensemble` takes.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> ensemble = VirtualEnsemble(model, torch.optim.SGD(model.parameters(), lr=0.1),
+    ...                            lambda m, x: m(x).square().mean(), num_replicas=4, sync_every=2)
+    >>> losses = ensemble.step(torch.ones(3, 2))       # one batch for all replicas
+    >>> losses = ensemble.step([torch.ones(3, 2)] * 4) # a list: one batch each
+    >>> losses.shape, ensemble.engine.num_steps
+    (torch.Size([4]), 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        *,
+        num_replicas: int = 8,
+        gradients: Literal["shared", "local"] = "shared",
+        vectorize: bool = True,
+        join_equal: bool = False,
+        probe: Callable[[nn.Module], Tensor | float] | None = None,
+        **settings: Any,
+    ) -> None:
+        require_count("num_replicas", num_replicas)
+        require_choice("gradients", gradients, ("shared", "local"))
+        require_flag("vectorize", vectorize)
+        require_flag("join_equal", join_equal)
+        self.model = model
+        self.replicas = StackedReplicas(
+            model,
+            optimizer,
+            loss,
+            count=num_replicas,
+            has_local_gradients=gradients == "local",
+            vectorize=vectorize,
+            joins_equal=join_equal,
+            probe=probe,
+        )
+        """Where the replicas live."""
+        self.engine = Ensemble(optimizer, replicas=self.replicas, **settings)
+        """What counts steps, syncs and moves the base."""
+
+    def step(self, batch: Any) -> Tensor:
+        """One optimizer step of every replica; returns their losses.
+
+        Args:
+            batch: a **list** with one batch per replica, or one batch (a tensor, a tuple, ...) for all.
+        """
+        if isinstance(batch, list) and len(batch) != self.replicas.count:
+            raise ValueError(
+                f"batch must be a list of {self.replicas.count} batches, one per replica, got {len(batch)}: "
+                "pass a tuple or a tensor for one batch that all replicas share"
+            )
+        losses = self.replicas.train_step(batch)
+        self.engine.step(losses)
+        return losses
+
+    def converge(self) -> None:
+        """Average the replicas now: before a save or an evaluation of :attr:`model`."""
+        self.engine.converge()
+
+    def finish(self) -> None:
+        """End the run before its last step; see :meth:`hdet.Ensemble.finish`."""
+        self.engine.finish()
+
+    def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
+        """Add Gaussian noise to the model's parameters, a different draw for each replica (eq. 10)."""
+        self.engine.warm_start(noise_scale, norm=norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
+        return {
+            "engine": self.engine.state_dict(),
+            "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in self.engine.optimizer.state_dict()["param_groups"]
+            ],
+            "row_optimizer": self.replicas.row_optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint; with another number of replicas, each takes the mean of the moments."""
+        self.model.load_state_dict(state_dict["model"])
+        self.replicas.join()
+        self.replicas.row_optimizer.load_state_dict(state_dict["row_optimizer"])
+        optimizer_state = self.engine.optimizer.state_dict()
+        for group, saved in zip(optimizer_state["param_groups"], state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self.engine.optimizer.load_state_dict(optimizer_state)
+        self.engine.load_state_dict(state_dict["engine"])
+        # Now that it is known whether replicas differ:
+        self.replicas.row_optimizer.fit(self.replicas.num_distinct)

@@ -1,0 +1,159 @@
+"""ExploredValues: everything that is explored, and the one way in which it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hdet.explore.hyperparameter import Hyperparameter
+from hdet.explore.slots import SlotWriter
+from hdet.explore.tunable import Tunable
+
+__all__ = ["ExploredValues"]
+
+
+class ExploredValues:
+    """The tunables of an ensemble, and what this process's optimizer and model hold of them.
+
+    Between steps the slots hold values. While they are rewritten they hold what the schedule has set, so that
+    a schedule which computes its next value from the current one never sees a multiplier.
+
+    Args:
+        explore: what the user asked for.
+        optimizer: whose parameter groups hold most of it.
+    """
+
+    def __init__(self, explore: Sequence[Hyperparameter], optimizer: Optimizer) -> None:
+        self.tunables: list[Tunable] = [tunable for h in explore for tunable in h.tunables(optimizer)]
+        names = [tunable.name for tunable in self.tunables]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"explore must name each hyperparameter once, got {doubled} more than once")
+        self.learning_rates = [tunable for tunable in self.tunables if tunable.is_scheduled]
+        self.explores = any(tunable.spread > 0 for tunable in self.tunables)
+        """Whether replicas differ at all."""
+        self.slots = [slot for tunable in self.tunables for slot in tunable.slots]
+        self._all = SlotWriter(self.slots)
+        self._moving = SlotWriter([slot for slot in self.slots if not slot.is_static])
+        self._held = dict.fromkeys(names, 1.0)  # the multipliers that the slots hold
+        self._num_blocks_at_base = 0
+
+    @property
+    def base(self) -> dict[str, float]:
+        """The shared value of everything that is explored."""
+        return {tunable.name: tunable.base for tunable in self.tunables}
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def rewriting(self, *, is_traced: bool = False) -> Iterator[None]:
+        """Within the block the slots hold scheduled values; after it, what the tunables were told."""
+        self._all.put_scheduled()
+        try:
+            yield
+        finally:
+            self._all.put_values(is_traced=is_traced)
+
+    def hold(self, multipliers: Mapping[str, float]) -> None:
+        """Tell the tunables which multipliers the slots shall hold when they are written next."""
+        self._held |= multipliers
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Tell the slots what follows from corrections that have moved."""
+        for tunable in self.tunables:
+            tunable.set_slots(self._held[tunable.name])
+
+    @contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Within the block the slots hold the shared values. Blocks may be nested."""
+        self._num_blocks_at_base += 1
+        with self.rewriting():
+            for tunable in self.tunables:
+                tunable.set_slots(1.0)
+        try:
+            yield
+        finally:
+            self._num_blocks_at_base -= 1
+            if self._num_blocks_at_base == 0:
+                with self.rewriting():
+                    self.refresh()
+
+    def follow(
+        self,
+        step_schedule: Callable[[], None],
+        *,
+        is_sync: bool,
+        is_traced: bool,
+        is_closed_form: bool,
+    ) -> bool:
+        """Let the schedule set its next values, then put the replica's in their place.
+
+        Args:
+            step_schedule: lets the schedule write its next values.
+            is_sync: write what the schedule does not move as well. Between syncs it stays as it is.
+            is_traced: keep the scheduled values for the record.
+            is_closed_form: the schedule never reads the current value, so it need not be put back first.
+
+        Returns:
+            Whether somebody else had written to a slot.
+        """
+        writer = self._all if is_sync else self._moving
+        # Comparing tensors waits for the device, so it is done at syncs only.
+        changed_outside = not is_closed_form and writer.put_scheduled(compare_tensors=is_sync)
+        step_schedule()
+        writer.put_values(is_traced=is_traced)
+        return changed_outside
+
+    def put_scheduled(self) -> None:
+        """Leave the scheduled values in place, for good."""
+        self._all.put_scheduled()
+
+    # --- for replicas that live in one process --------------------------------------------------------
+
+    def in_group(
+        self, group_index: int, multipliers: Mapping[str, Sequence[float]]
+    ) -> dict[str, list[float]]:
+        """The values of a parameter group's explored fields, for each of these multipliers."""
+        return {
+            slot.column: [tunable.value_with(rho, i) for rho in multipliers[tunable.name]]
+            for tunable in self.tunables
+            for i, slot in enumerate(tunable.slots)
+            if not slot.is_static and slot.group_index == group_index
+        }
+
+    @property
+    def static_names(self) -> list[str]:
+        """What is read by the model itself, or elsewhere outside the optimizer."""
+        return [t.name for t in self.tunables if any(slot.is_static for slot in t.slots)]
+
+    def hold_static(self, multipliers: Mapping[str, float]) -> None:
+        """Write these multiples where the model reads them; the rest stays."""
+        static = [tunable for tunable in self.tunables if tunable.slots[0].is_static]
+        if static:
+            with self.rewriting():
+                for tunable in static:
+                    tunable.set_slots(multipliers[tunable.name])
+
+    # --- the optimizer's own checkpoint ---------------------------------------------------------------
+
+    def watch(self, optimizer: Optimizer) -> list[Any]:
+        """Keep the optimizer's checkpoints free of multipliers; returns the handles that end it."""
+        return [
+            optimizer.register_state_dict_post_hook(self._optimizer_saved),
+            optimizer.register_load_state_dict_post_hook(self._optimizer_loaded),
+        ]
+
+    def _optimizer_saved(self, _: Optimizer, state_dict: dict[str, Any]) -> None:
+        # A saved optimizer holds scheduled values, not one replica's: the same file from every replica.
+        for slot in self.slots:
+            slot.put_scheduled_into(state_dict)
+
+    def _optimizer_loaded(self, _: Optimizer) -> None:
+        # Loading replaces the parameter groups: find the slots again and put this replica's values.
+        for slot in self.slots:
+            slot.bind()
+        self._all.put_values()

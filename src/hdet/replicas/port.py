@@ -1,0 +1,251 @@
+"""The port: all that the method asks of its replicas, for all N of them at once.
+
+The method is written once, above this protocol. An adapter says where replicas live:
+:class:`~hdet.replicas.ranks.RankReplicas` has one in every process,
+:class:`~hdet.replicas.stacked.StackedReplicas` has all of them in this process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from hdet.replicas.losses import LossSum
+
+__all__ = ["Replicas", "Report", "SavePoint", "Values"]
+
+
+class Report(NamedTuple):
+    """What is known of one replica at a sync, or at the end of a trial."""
+
+    losses: LossSum
+    """Its training losses since the last exchange."""
+    is_finite: bool
+    """Whether all its parameters are finite."""
+    score: float | None
+    """Its loss on the probe, which may be NaN; None if it was not asked for."""
+
+    @property
+    def finite_score(self) -> float | None:
+        """The score if it can be compared."""
+        return self.score if self.score is not None and math.isfinite(self.score) else None
+
+
+class Values(Protocol):
+    """What replicas ask of the values that are explored; :class:`hdet.explore.ExploredValues` has it."""
+
+    explores: bool
+
+    @property
+    def static_names(self) -> list[str]:
+        """What is read by the model itself, or elsewhere outside the optimizer."""
+        ...
+
+    def in_group(
+        self, group_index: int, multipliers: Mapping[str, Sequence[float]]
+    ) -> dict[str, list[float]]:
+        """The values of a parameter group's explored fields, for each of these multipliers."""
+        ...
+
+    def hold_static(self, multipliers: Mapping[str, float]) -> None:
+        """Write these multiples where the model reads them."""
+        ...
+
+
+class SavePoint(Protocol):
+    """Everything that training changes, as it was when the save point was made."""
+
+    def restore(self) -> None:
+        """Put everything back on every replica. The save point stays good."""
+        ...
+
+    def adopt(self, leader: int) -> None:
+        """Keep the weights that this replica has now, for :meth:`restore_leader`. Collective."""
+        ...
+
+    def restore_leader(self) -> None:
+        """Put everything back, but with the weights of the leader that was adopted last."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors on the CPU and numbers, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint."""
+        ...
+
+
+class Replicas(Protocol):
+    """N replicas of a model, wherever they live.
+
+    Nothing here assumes that a replica is a process, or that a parameter is whole in this one: sums over
+    parameters (inner products, norms, finiteness) are completed by the adapter.
+    """
+
+    count: int
+    """How many there are, N."""
+    index: int
+    """The replica whose values this process shows. Records are written where it is zero."""
+
+    needs_syncs: bool
+    """Whether syncs are wanted even where nothing is explored or steered."""
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one that can be compared and averaged."""
+        ...
+
+    @property
+    def differ(self) -> bool:
+        """Whether they may hold different parameters at the end of a round."""
+        ...
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether they can be scored on a probe."""
+        ...
+
+    @property
+    def can_keep_gradients_local(self) -> bool:
+        """Whether :meth:`keep_gradients_local` can be had: only then trials can differ."""
+        ...
+
+    @property
+    def num_joined_batches(self) -> int:
+        """How many replicas' batches one gradient sees while gradients are shared."""
+        ...
+
+    # --- beginning and end ---------------------------------------------------------------------------
+
+    def require_same(self, settings: Mapping[str, object]) -> None:
+        """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any replica. Collective."""
+        ...
+
+    def attach(
+        self,
+        values: Values,
+        *,
+        averages_moments: bool,
+        gradients_ready: Callable[[], None],
+        step_made: Callable[[], None],
+    ) -> None:
+        """Begin to work for an ensemble. Collective.
+
+        Args:
+            values: what is explored.
+            averages_moments: whether :meth:`average` averages the optimizer's moments too.
+            gradients_ready: called before every optimizer step.
+            step_made: called after every optimizer step.
+        """
+        ...
+
+    def detach(self) -> None:
+        """Call nobody any more."""
+        ...
+
+    # --- values --------------------------------------------------------------------------------------
+
+    def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Give every replica its multipliers, N for each name; returns what the slots here shall hold."""
+        ...
+
+    def keep_gradients_local(self, is_local: bool) -> None:
+        """Let every replica train with its own gradients, or share them again."""
+        ...
+
+    # --- losses, scores, health ----------------------------------------------------------------------
+
+    def add_loss(self, loss: Any) -> None:
+        """Take the loss of a batch, without waiting for the device."""
+        ...
+
+    def clear_losses(self) -> None:
+        """Forget the losses since the last exchange."""
+        ...
+
+    def score(self) -> list[float]:
+        """The loss on the probe of the replicas that live here. Not collective."""
+        ...
+
+    def report(
+        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+    ) -> list[Report]:
+        """The one small exchange of a sync. Collective.
+
+        It raises where replicas are not at the same step or do not share the base, and where parameters
+        differ that ought to be equal.
+
+        Args:
+            num_steps: where the ensemble stands.
+            base: the shared values.
+            scores: what :meth:`score` returned.
+        """
+        ...
+
+    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
+        """Every replica's signals, and the losses since the last exchange. Collective.
+
+        Args:
+            parts: inner products over the parameters that are here. A replica that spans several processes
+                adds up its parts.
+        """
+        ...
+
+    def require_finite(self, num_steps: int) -> None:
+        """Raise if parameters that are here are not finite. Not collective: for saves."""
+        ...
+
+    # --- weights -------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Tensor]:
+        """All parameters that are here, of all replicas that are here. Changing them changes the replicas."""
+        ...
+
+    def weights_written(self) -> None:
+        """Called after :meth:`weights` were changed from outside."""
+        ...
+
+    def mean_weights(self) -> list[list[Tensor]]:
+        """The parameters by parameter group, for a signal of all replicas together."""
+        ...
+
+    def mean_gradients(self) -> list[list[Tensor | None]]:
+        """What the optimizer is about to use, laid out as :meth:`mean_weights`."""
+        ...
+
+    def mean_second_moments(self) -> list[list[Tensor | None]]:
+        """Adam's second moments, laid out as :meth:`mean_weights`; None where there are none."""
+        ...
+
+    def average(
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
+    ) -> None:
+        """Give every replica the mean over those that are not excluded, if they differ. Collective.
+
+        Args:
+            excluded: left out of the mean; they receive it.
+            like_weights: tensors laid out as :meth:`weights` that are averaged with them.
+            shared: tensors laid out as :meth:`mean_weights`, or sums over them, likewise. Replicas that live
+                in one process have one of these for all.
+        """
+        ...
+
+    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+        """Add Gaussian noise to the parameters, a different draw for every replica (paper, eq. 10)."""
+        ...
+
+    def save_point(self, *, on_cpu: bool) -> SavePoint:
+        """Remember everything that training changes.
+
+        Args:
+            on_cpu: keep the copies in host memory.
+        """
+        ...

@@ -1,0 +1,255 @@
+"""RankReplicas: one replica in every process, joined by a process group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.errors import ConfigurationMismatchError, NotFiniteError
+from hdet.replicas.average import Averager
+from hdet.replicas.equality import require_equal
+from hdet.replicas.exchange import digest, exchange, require_same_settings
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.health import all_finite, checksum
+from hdet.replicas.losses import LossMeter, LossSum
+from hdet.replicas.port import Report, Values
+from hdet.replicas.probe import run_probe
+from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.tensors import Buffers, averaged_tensors, layout_text, moments_of, names_of
+from hdet.replicas.warm_start import add_noise
+
+__all__ = ["RankReplicas"]
+
+
+class RankReplicas:
+    """The replicas as this process sees them: it holds one, and reaches the others through its group.
+
+    Args:
+        group: who takes part.
+        optimizer: this replica's optimizer. The user steps it.
+        model: adds its floating-point buffers and its other trainable parameters to what is averaged.
+        probe: the loss of this replica on a batch that is the same for all.
+        bucket_mib: buffer size for averaging, in MiB.
+    """
+
+    needs_syncs = False
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        *,
+        probe: Callable[[], Tensor | float] | None,
+        bucket_mib: float,
+    ) -> None:
+        self.count, self.index = group.count, group.index
+        self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
+        self._averager = Averager(group, bucket_mib=bucket_mib)
+        self._buffers = Buffers(model)
+        self._losses = LossMeter()
+        self.add_loss = self._losses.add
+        self._averages_moments = self._explores = False
+        self._keeps_gradients = False
+        self._has_parted = False  # whether replicas may differ though nothing is explored
+        self._hooks: list[Any] = []
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is anyone to exchange with."""
+        return self._group.communicates
+
+    @property
+    def differ(self) -> bool:
+        """Whether replicas may hold different parameters: values are explored, or a start was perturbed."""
+        return self._explores or self._has_parted
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether replicas can be scored on a probe."""
+        return self._probe is not None
+
+    @property
+    def can_keep_gradients_local(self) -> bool:
+        """Whether there is nobody to share with, or the model is the one that shares them."""
+        return not self.has_others or isinstance(self._model, DistributedDataParallel)
+
+    @property
+    def num_joined_batches(self) -> int:
+        """How many replicas' batches one gradient sees: all of them."""
+        return self.count
+
+    # --- beginning and end ---------------------------------------------------------------------------
+
+    def require_same(self, settings: Mapping[str, object]) -> None:
+        """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
+        layout = layout_text(self.weights() + self._buffers.tensors)
+        require_same_settings(self._group, {**settings, "parameters": layout})
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any replica. Collective."""
+        return any(row[0] for row in exchange(self._group, [float(flag)]))
+
+    def attach(
+        self,
+        values: Values,
+        *,
+        averages_moments: bool,
+        gradients_ready: Callable[[], None],
+        step_made: Callable[[], None],
+    ) -> None:
+        """Begin to work for an ensemble. Collective."""
+        self._explores, self._averages_moments = values.explores, averages_moments
+        if self.has_others and not self._explores:  # a warm start makes them differ from the beginning
+            sums = exchange(self._group, [float(checksum(self.weights()))])
+            self._has_parted = len({row[0] for row in sums}) > 1
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(lambda *_: gradients_ready()),
+            self._optimizer.register_step_post_hook(lambda *_: step_made()),
+        ]
+
+    def detach(self) -> None:
+        """Let go of the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # --- values --------------------------------------------------------------------------------------
+
+    def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """This replica's multipliers: the optimizer here holds its values."""
+        return {name: row[self.index] for name, row in multipliers.items()}
+
+    def keep_gradients_local(self, is_local: bool) -> None:
+        """Let every replica train with its own gradients, or share them; as DDP's ``no_sync`` does."""
+        self._keeps_gradients = is_local
+        if isinstance(self._model, DistributedDataParallel):
+            self._model.require_backward_grad_sync = not is_local
+
+    # --- losses, scores, health ----------------------------------------------------------------------
+
+    def clear_losses(self) -> None:
+        """Forget the losses since the last exchange."""
+        self._losses.take()
+
+    def score(self) -> list[float]:
+        """The loss of this replica on the probe."""
+        assert self._probe is not None
+        return [run_probe(self._probe, self._model)]
+
+    def report(
+        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+    ) -> list[Report]:
+        """The one small exchange of a sync. Collective."""
+        weights = self.weights()
+        moments = moments_of(self._optimizer) if self._averages_moments else []
+        ought_to_be_equal = self.has_others and not (self.differ or self._keeps_gradients)
+        mine = [
+            *self._losses.take(),
+            float(all_finite(weights + moments)),
+            math.nan if scores is None else scores[0],
+            float(num_steps),
+            digest(repr(dict(base))),
+            float(checksum(weights)) if ought_to_be_equal else 0.0,
+        ]
+        rows = exchange(self._group, mine)
+        if len(rows) < self.count:  # alone, though more replicas were asked for: they say nothing
+            silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
+            rows = [mine if r == self.index else silent for r in range(self.count)]
+        _require_in_step([row[5] for row in rows], [row[6] for row in rows])
+        if len({row[7] for row in rows}) > 1 and all(row[3] for row in rows):
+            self._has_parted = require_equal(
+                self._group, weights, names_of(weights, self._optimizer, self._model), num_steps
+            )
+        return [Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4]) for row in rows]
+
+    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
+        """Every replica's signals, and the losses since the last exchange. Collective."""
+        count = len(parts)
+        rows = exchange(self._group, [*parts, *self._losses.take()])
+        losses = [LossSum(*row[count:]) for row in rows]
+        if len(losses) < self.count:
+            losses = [losses[0] if r == self.index else LossSum() for r in range(self.count)]
+        return [row[:count] for row in rows], losses
+
+    def require_finite(self, num_steps: int) -> None:
+        """Raise if this replica's parameters are not finite."""
+        if not all_finite(self.weights()):
+            raise NotFiniteError(
+                f"at step {num_steps} the parameters of replica {self.index} are not finite, so nothing is "
+                "saved: resume from the last checkpoint with a lower learning rate"
+            )
+
+    # --- weights -------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Tensor]:
+        """All parameters of this replica."""
+        return averaged_tensors(self._optimizer, self._model)
+
+    def weights_written(self) -> None:
+        """Nothing to do: these are the model's own."""
+
+    def mean_weights(self) -> list[list[Tensor]]:
+        """This replica's parameters by group: with shared gradients they stand for all."""
+        return [list(group["params"]) for group in self._optimizer.param_groups]
+
+    def mean_gradients(self) -> list[list[Tensor | None]]:
+        """What the optimizer is about to use."""
+        return [[p.grad for p in group["params"]] for group in self._optimizer.param_groups]
+
+    def mean_second_moments(self) -> list[list[Tensor | None]]:
+        """Adam's second moments."""
+        state = self._optimizer.state
+        return [
+            [state.get(p, {}).get("exp_avg_sq") for p in group["params"]]
+            for group in self._optimizer.param_groups
+        ]
+
+    def average(
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
+    ) -> None:
+        """Give every replica the mean over those that are not excluded, if they differ. Collective."""
+        if self.differ or excluded:
+            # A replica that is left out takes the others' moments as well: its own would spoil it again.
+            moments = moments_of(self._optimizer) if self._averages_moments or excluded else []
+            self._averager.average_(
+                [*self.weights(), *moments, *like_weights, *self._buffers.tensors, *shared],
+                contribute=self.index not in excluded,
+                num_contributors=self.count - len(excluded),
+            )
+            self._has_parted = False
+        self._buffers.heal()
+
+    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+        """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
+        parameters = self.weights() if self._model is None else list(self._model.parameters())
+        add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=self.index)
+        self._has_parted = True
+
+    def save_point(self, *, on_cpu: bool) -> RankSavePoint:
+        """Remember everything that training changes."""
+
+        def shared() -> list[Tensor]:
+            return self.weights() + self._buffers.tensors
+
+        def spread(leader: int) -> None:
+            self._averager.average_(shared(), contribute=self.index == leader, num_contributors=1)
+
+        return RankSavePoint(self._optimizer, self._model, shared=shared, spread=spread, on_cpu=on_cpu)
+
+
+def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:
+    remedy = "call step() on every replica for the same optimizer steps, load the same checkpoint everywhere"
+    if len(set(steps)) > 1:
+        shown = [int(step) for step in steps]
+        raise ConfigurationMismatchError(f"replicas must sync at the same step, got steps {shown}: {remedy}")
+    if len(set(bases)) > 1:
+        shown = [f"{int(base):012x}" for base in bases]
+        raise ConfigurationMismatchError(
+            f"replicas must share the same base values, got fingerprints {shown}: {remedy}"
+        )

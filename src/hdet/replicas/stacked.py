@@ -1,0 +1,332 @@
+"""StackedReplicas: all replicas in this process, as rows of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.errors import NotFiniteError
+from hdet.replicas.losses import LossRows, LossSum
+from hdet.replicas.port import Report, Values
+from hdet.replicas.probe import run_probe
+from hdet.replicas.row_optimizers import Hyper, RowOptimizer
+from hdet.replicas.rows import ModelRows, join
+from hdet.replicas.save_point import generator_states, restore_generators
+from hdet.replicas.warm_start import add_noise
+
+__all__ = ["StackedReplicas"]
+
+
+class StackedReplicas:
+    """N replicas of a model in this process.
+
+    The model and the optimizer that the user gave are templates. The optimizer holds the shared values, and
+    each row has its own. The model is written when replicas are averaged.
+
+    Args:
+        model: what to train; all replicas start from its parameters.
+        optimizer: its groups hold the shared hyperparameters. It is never stepped itself.
+        loss: ``loss(model, batch)``, a scalar tensor.
+        count: how many replicas.
+        has_local_gradients: whether each trains with its own gradients, also after the scout.
+        vectorize: compute all replicas at once, or one after the other.
+        joins_equal: compute replicas that do not differ as one, on all their batches joined.
+        probe: ``probe(model)``, the loss that replicas are compared by.
+    """
+
+    needs_syncs = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        *,
+        count: int,
+        has_local_gradients: bool,
+        vectorize: bool,
+        joins_equal: bool,
+        probe: Callable[[nn.Module], Tensor | float] | None,
+    ) -> None:
+        self.count, self.index = count, 0
+        self.probe = probe
+        """What replicas are scored by."""
+        self.row_optimizer = RowOptimizer(optimizer)
+        self.rows = ModelRows(model, optimizer, loss, num_replicas=count, vectorize=vectorize)
+        self._model, self._optimizer = model, optimizer
+        self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
+        self._vectorizes, self._keeps_gradients, self._have_parted = vectorize, False, False
+        self._losses = LossRows(count, self.rows.matrices[0].device)
+        self._gradients: list[Tensor] = []
+        self._multipliers: dict[str, Sequence[float]] = {}
+        self._values: Values | None = None
+        self._gradients_ready = self._step_made = lambda: None
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one."""
+        return self.count > 1
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether replicas can be scored on a probe."""
+        return self.probe is not None
+
+    @property
+    def can_keep_gradients_local(self) -> bool:
+        """Always: gradients are computed here."""
+        return True
+
+    @property
+    def num_joined_batches(self) -> int:
+        """How many replicas' batches one gradient sees after the scout."""
+        return 1 if self._has_local_gradients else self.count
+
+    @property
+    def differ(self) -> bool:
+        """Whether rows may differ from each other."""
+        return (
+            self._have_parted
+            or self._keeps_gradients
+            or self._has_local_gradients
+            or self._values is None
+            or self._values.explores
+        )
+
+    @property
+    def num_distinct(self) -> int:
+        """How many rows are computed: the first one stands for all while they are equal."""
+        return 1 if self._joins_equal and not self.differ else self.count
+
+    # --- a training step -----------------------------------------------------------------------------
+
+    def train_step(self, batch: Any) -> Tensor:
+        """One optimizer step of every replica; returns their losses.
+
+        Args:
+            batch: a list with one batch for each replica, or one batch for all.
+        """
+        is_common, num_rows = not isinstance(batch, list), self.num_distinct
+        if num_rows < self.count and not is_common:
+            is_common, batch = True, join(batch)
+        try:
+            losses, gradients = self.rows.losses_and_gradients(
+                batch, is_common=is_common, before=self._hold_static_of, num_rows=num_rows
+            )
+        finally:
+            self._hold_static_of(None)
+        if not self._has_local_gradients and not self._keeps_gradients and num_rows > 1:
+            gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
+        self._gradients = gradients
+        self._gradients_ready()
+        self.row_optimizer.step(self.weights(), gradients, self._explored_in)
+        # The template is never stepped; this is how torch's schedulers know that a step has been made.
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        self._step_made()
+        return losses.expand(self.count)
+
+    def hyperparameters_of(self, group_index: int) -> Hyper:
+        """What the rows of a parameter group use now, each a number, or a column with an entry for each."""
+        matrix = self.weights()[group_index]
+        return self.row_optimizer.hyperparameters_of(group_index, matrix, self._explored_in(group_index))
+
+    def _explored_in(self, group_index: int) -> dict[str, list[float]]:
+        assert self._values is not None
+        rows = {name: row[: self.num_distinct] for name, row in self._multipliers.items()}
+        return self._values.in_group(group_index, rows)
+
+    def _hold_static_of(self, replica: int | None) -> None:
+        """Put a replica's values where the model reads them; None for the shared ones."""
+        if self._values is not None:
+            self._values.hold_static(
+                {name: 1.0 if replica is None else row[replica] for name, row in self._multipliers.items()}
+            )
+
+    # --- beginning and end ---------------------------------------------------------------------------
+
+    def require_same(self, settings: Mapping[str, object]) -> None:
+        """Nothing to compare: there is one process."""
+
+    def any(self, flag: bool) -> bool:
+        """The flag itself."""
+        return flag
+
+    def attach(
+        self,
+        values: Values,
+        *,
+        averages_moments: bool,
+        gradients_ready: Callable[[], None],
+        step_made: Callable[[], None],
+    ) -> None:
+        """Begin to work for an ensemble."""
+        if self._vectorizes and values.static_names:
+            raise ValueError(
+                f"vectorize must be False to explore {values.static_names}, got True: they are read by the "
+                "model itself, which then runs once for all replicas. Pass vectorize=False"
+            )
+        self._values = values
+        self._averages_moments = averages_moments or self._has_local_gradients
+        self._gradients_ready, self._step_made = gradients_ready, step_made
+
+    def detach(self) -> None:
+        """Call nobody any more."""
+        self._gradients_ready = self._step_made = lambda: None
+
+    # --- values --------------------------------------------------------------------------------------
+
+    def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Give every row its multipliers: the optimizer holds the shared values."""
+        self._multipliers |= multipliers
+        return dict.fromkeys(multipliers, 1.0)
+
+    def keep_gradients_local(self, is_local: bool) -> None:
+        """Let every replica train with its own gradients, or share them again."""
+        self._keeps_gradients = is_local
+
+    # --- losses, scores, health ----------------------------------------------------------------------
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Take the losses of a step, one for each replica."""
+        self._losses.add(loss)
+
+    def clear_losses(self) -> None:
+        """Forget the losses since the last exchange."""
+        self._losses.clear()
+
+    def score(self) -> list[float]:
+        """The loss on the probe of every replica."""
+        scores: list[float] = []
+
+        def score_all() -> float:
+            assert self.probe is not None
+            scores.extend(self.rows.scores(self.probe, self._hold_static_of, self.num_distinct))
+            return 0.0
+
+        try:
+            run_probe(score_all, None)
+        finally:
+            self._hold_static_of(None)
+        return scores * (self.count // len(scores))
+
+    def report(
+        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+    ) -> list[Report]:
+        """What is known of every replica."""
+        finite = self.rows.are_finite(self.num_distinct)
+        finite *= self.count // len(finite)
+        every = [None] * self.count if scores is None else scores
+        return [Report(*row) for row in zip(self._losses.take(), finite, every, strict=True)]
+
+    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
+        """The signals, which are of all replicas together, and the losses since the last exchange."""
+        return [list(parts)], self._losses.take()
+
+    def require_finite(self, num_steps: int) -> None:
+        """Raise if a replica's parameters are not finite."""
+        finite = self.rows.are_finite(self.num_distinct)
+        if not all(finite):
+            raise NotFiniteError(
+                f"at step {num_steps} the parameters of replica {finite.index(False)} are not finite, so "
+                "nothing is saved: resume from the last checkpoint with a lower learning rate"
+            )
+
+    # --- weights -------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Tensor]:
+        """The matrices, with the rows that are computed."""
+        return [matrix[: self.num_distinct] for matrix in self.rows.matrices]
+
+    def weights_written(self) -> None:
+        """Show them in the user's model."""
+        self.rows.write_template(0)
+
+    def mean_weights(self) -> list[list[Tensor]]:
+        """The mean over rows, a single tensor for each parameter group."""
+        return [[_mean(weights)] for weights in self.weights()]
+
+    def mean_gradients(self) -> list[list[Tensor | None]]:
+        """The mean over rows of what the optimizer is about to use."""
+        return [[_mean(gradient)] for gradient in self._gradients]
+
+    def mean_second_moments(self) -> list[list[Tensor | None]]:
+        """The mean over rows of Adam's second moments."""
+        second = [moments.get("exp_avg_sq") for moments in self.row_optimizer.moments]
+        return [[None if rows is None else rows.mean(dim=0)] for rows in second]
+
+    def average(
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
+    ) -> None:
+        """Give every replica the mean over those that are not excluded, and the user's model too."""
+        if not self.differ:
+            self.rows.write_template(0)
+            return
+        included = [r for r in range(self.count) if r not in excluded]
+        moments = [m for by_name in self.row_optimizer.moments for m in by_name.values()]
+        self.rows.average_(
+            included, [*(moments if self._averages_moments or excluded else ()), *like_weights]
+        )
+        self._have_parted = False
+
+    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+        """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
+        parameters = list(self._model.parameters())
+        saved = [p.detach().clone() for p in parameters]
+        for replica in range(self.count):
+            add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=replica)
+            self.rows.read_template(replica)
+            with torch.no_grad():
+                for parameter, value in zip(parameters, saved, strict=True):
+                    parameter.copy_(value)
+        self._have_parted = True
+
+    def join(self) -> None:
+        """Give every replica the parameters and buffers of the user's model."""
+        self.rows.read_template()
+        self._have_parted = False
+
+    def save_point(self, *, on_cpu: bool) -> StackedSavePoint:
+        """Remember everything that training changes."""
+        return StackedSavePoint(self)
+
+
+class StackedSavePoint:
+    """The user's model is written at syncs only: until the first it holds the initial weights."""
+
+    def __init__(self, replicas: StackedReplicas) -> None:
+        self._replicas = replicas
+        self._generators = generator_states()
+        self._lead: list[Tensor] = []
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._replicas.join()
+        self._replicas.row_optimizer.clear()
+        restore_generators(self._generators)
+
+    def adopt(self, leader: int) -> None:
+        """Keep the weights that this replica has now."""
+        self._lead = [rows[leader].to("cpu", copy=True) for rows in self._replicas.rows.tensors()]
+
+    @torch.no_grad()
+    def restore_leader(self) -> None:
+        """Put everything back, but with the weights of the leader that was adopted last."""
+        self.restore()
+        for rows, lead in zip(self._replicas.rows.tensors(), self._lead, strict=True):
+            rows.copy_(lead.expand_as(rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors on the CPU, for a checkpoint."""
+        return {"generators": dict(self._generators), "lead": list(self._lead)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint."""
+        self._generators, self._lead = dict(state["generators"]), list(state["lead"])
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(dim=0) if len(rows) > 1 else rows[0]
