@@ -3,29 +3,24 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hdet.core.anchored import AnchoredController
-from hdet.core.controller import Controller
-from hdet.core.scout import Scout
-from hdet.ensemble import Ensemble
-from hdet.errors import (
-    AllReplicasFailedError,
-    CannotVectorizeError,
-    ConfigurationMismatchError,
-    HdetError,
-    HdetWarning,
-    IdenticalLossWarning,
-    NoEffectWarning,
-    NotConvergedWarning,
-    NotFiniteError,
-    ReplicasDifferError,
-)
-from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
-from hdet.replicas import finite_mean_hook, warm_start
-from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
-from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
-
 if TYPE_CHECKING:
-    from hdet.ensemble import VirtualEnsemble
+    from hdet.core.anchored import AnchoredController
+    from hdet.core.controller import Controller
+    from hdet.core.scout import Scout
+    from hdet.ensemble import Ensemble, VirtualEnsemble
+    from hdet.errors import (
+        AllReplicasFailedError,
+        CannotVectorizeError,
+        ConfigurationMismatchError,
+        HdetError,
+        HdetWarning,
+        IdenticalLossWarning,
+        NoEffectWarning,
+        NotConvergedWarning,
+        NotFiniteError,
+        ReplicasDifferError,
+    )
+    from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
     from hdet.explore.module_attributes import (
         AttentionScale,
         AttentionTemperature,
@@ -34,7 +29,10 @@ if TYPE_CHECKING:
         ModuleAttribute,
     )
     from hdet.explore.scalar import Scalar
+    from hdet.replicas import finite_mean_hook, warm_start
+    from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
     from hdet.schedules.prior import Prior, prior_from
+    from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
     from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
 
 __version__ = "0.1.0"
@@ -84,25 +82,57 @@ __all__ = [
     "warm_start",
 ]
 
-# Imported when used, so that `import hdet` adds next to nothing to `import torch`.
-_LAZY = {
+# Each name is imported when it is first used, so that ``hdet --help`` does not wait for torch.
+_MODULES = {
+    "AllReplicasFailedError": "hdet.errors",
+    "AnchoredController": "hdet.core.anchored",
     "AttentionScale": "hdet.explore.module_attributes",
     "AttentionTemperature": "hdet.explore.module_attributes",
+    "Beta2": "hdet.explore",
+    "CannotVectorizeError": "hdet.errors",
+    "ConfigurationMismatchError": "hdet.errors",
+    "Controller": "hdet.core.controller",
     "Dropout": "hdet.explore.module_attributes",
+    "Ensemble": "hdet.ensemble",
+    "Epsilon": "hdet.explore",
+    "HdetError": "hdet.errors",
+    "HdetWarning": "hdet.errors",
+    "IdenticalLossWarning": "hdet.errors",
+    "JsonlSink": "hdet.telemetry",
     "LabelSmoothing": "hdet.explore.module_attributes",
-    "ModuleAttribute": "hdet.explore.module_attributes",
+    "LearningRate": "hdet.explore",
     "MLflowSink": "hdet.telemetry.trackers",
+    "ModuleAttribute": "hdet.explore.module_attributes",
+    "Momentum": "hdet.explore",
+    "NoEffectWarning": "hdet.errors",
+    "NotConvergedWarning": "hdet.errors",
+    "NotFiniteError": "hdet.errors",
+    "OneCycleAutoLR": "hdet.schedules",
     "Prior": "hdet.schedules.prior",
+    "Records": "hdet.telemetry",
+    "ReplayLR": "hdet.schedules",
+    "ReplicasDifferError": "hdet.errors",
+    "RoundRecord": "hdet.telemetry",
     "Scalar": "hdet.explore.scalar",
+    "Scout": "hdet.core.scout",
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
-    "prior_from": "hdet.schedules.prior",
     "VirtualEnsemble": "hdet.ensemble",
     "WandbSink": "hdet.telemetry.trackers",
+    "WeightDecay": "hdet.explore",
+    "export_schedule": "hdet.schedules",
+    "finite_mean_hook": "hdet.replicas",
+    "prior_from": "hdet.schedules.prior",
+    "read_records": "hdet.telemetry",
+    "warm_start": "hdet.replicas",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module 'hdet' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
