@@ -10,7 +10,8 @@ import hdet
 from hdet.cli.doctor import doctor
 from hdet.cli.plan import plan
 from hdet.cli.report import report
-from hdet.cli.run import resume, run
+from hdet.cli.resume import resume
+from hdet.cli.run import run
 from hdet.cli.sweep import sweep
 
 __all__ = ["app"]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
 
-__all__ = ["Jobs", "Json", "Quiet", "Seeds", "TaskName", "TaskOptions"]
+__all__ = ["Device", "Jobs", "Json", "Quiet", "Seeds", "TaskName", "TaskOptions", "Track", "Tracker"]
+
+
+class Tracker(str, Enum):
+    """Where records go as well."""
+
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
 
 TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
 TaskOptions = Annotated[list[str] | None, typer.Option(help="An option of the task, NAME=VALUE; repeatable.")]
@@ -14,3 +24,5 @@ Seeds = Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 o
 Jobs = Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
+Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too; may be repeated.")]

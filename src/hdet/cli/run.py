@@ -1,38 +1,28 @@
-"""``hdet run`` and ``hdet resume``."""
+"""``hdet run``."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import json
 import os
-import sys
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from rich.table import Table
 
-from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
-from hdet.cli.options import Json, Quiet, TaskName, TaskOptions
-from hdet.cli.output import Exit, Screen, number, usage_errors
-from hdet.cli.report import write_report
+from hdet.cli.launch import is_rank
+from hdet.cli.options import Device, Json, Quiet, TaskName, TaskOptions, Track
+from hdet.cli.output import usage_errors
+from hdet.cli.training import screen_of_rank, train_and_report
 from hdet.core.checks import require_number
 from hdet.core.scout import Scout, least_steps
 from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL, RunConfig
 from hdet.run.folder import RunFolder
-from hdet.run.runner import Result, resume_hint, task_facts
-from hdet.run.runner import run as run_training
-from hdet.run.signals import stop_on_signal
-from hdet.tasks.task import Task, load_task, parse_options
-from hdet.telemetry import RecordSink
-from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
+from hdet.run.runner import task_facts
+from hdet.tasks.task import load_task, parse_options
 
-__all__ = ["resume", "run"]
+__all__ = ["run"]
 
 
 class Engine(str, Enum):
@@ -40,18 +30,6 @@ class Engine(str, Enum):
 
     virtual = "virtual"
     torchrun = "torchrun"
-
-
-class Tracker(str, Enum):
-    """Where records go as well."""
-
-    tensorboard = "tensorboard"
-    wandb = "wandb"
-    mlflow = "mlflow"
-
-
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
-Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too; may be repeated.")]
 
 
 def run(
@@ -147,7 +125,7 @@ def run(
     --spread above 0, replicas train with different learning rates, and average their parameters every T
     steps. Ctrl-C saves; `hdet resume` goes on.
     """
-    screen = _screen(is_json, quiet)
+    screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         options = parse_options(option or [])
         if log is not None:
@@ -204,128 +182,9 @@ def run(
     if config.engine == "torchrun" and not is_rank():
         with usage_errors():
             create()  # the ranks read it
-    _train(config, path, screen, task=built, resume=False, create=create, trackers=track or [], device=device)
-
-
-def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
-    track: Track = None,
-    device: Device = "auto",
-    is_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Go on with a run from its last checkpoint, to the bit; or begin it if there is none yet."""
-    screen = _screen(is_json, quiet)
-    with usage_errors():
-        config = RunFolder(folder).read_config()
-        if is_rank():
-            config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
-        is_begun = RunFolder(folder).checkpoint.exists()
-        result = RunFolder(folder).read_result()
-        if is_begun and result is not None and result["status"] == "finished":
-            screen.say(f"{folder} is finished: there is nothing to go on with")
-            screen.give(result)
-            raise typer.Exit(Exit.OK)
-    _train(
-        config, folder, screen, task=None, resume=is_begun, create=None, trackers=track or [], device=device
+    train_and_report(
+        config, path, screen, resume=False, trackers=track or [], device=device, task=built, create=create
     )
-
-
-def _train(
-    config: RunConfig,
-    path: Path,
-    screen: Screen,
-    *,
-    task: Task | None,
-    resume: bool,
-    create: Callable[[], None] | None,
-    trackers: list[Tracker],
-    device: str,
-) -> None:
-    if config.engine == "torchrun" and not is_rank():
-        raise typer.Exit(_launch(config, path, screen, trackers, device))
-    with usage_errors(), in_ranks(path) as shared:
-        assert shared is not None
-        folder = RunFolder(shared)
-        is_main = not is_rank() or os.environ["RANK"] == "0"
-        task = task or load_task(config.task, config.task_options)
-        if is_main and not resume:
-            finders = (["scout"] if config.scout else []) + [f"controller {config.controller}"]
-            screen.say(
-                f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
-                + ", ".join(finders)
-            )
-        sinks = Tee(*(_sinks(trackers, folder, config) if is_main else []))
-        with (
-            contextlib.closing(sinks),
-            stop_on_signal(insist=not is_rank()) as should_stop,
-            screen.progress(config.steps, "training") as bar,
-        ):
-            result = run_training(
-                config,
-                folder,
-                resume=resume,
-                sinks=[sinks],
-                on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
-                should_stop=should_stop,
-                task=task,
-                device=chosen_device(device),
-                on_ready=create if is_main and create is not None else lambda: None,
-            )
-    if is_main:
-        _conclude(result, folder, screen)
-    raise typer.Exit({"finished": Exit.OK, "failed": Exit.FAILED, "stopped": Exit.STOPPED}[result.status])
-
-
-def _launch(config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str) -> int:
-    """One process per replica, each of which goes on with (or begins) the run in the folder."""
-    arguments = ["resume", str(path), "--device", device]
-    arguments += [f"--track={tracker.value}" for tracker in trackers]
-    arguments += ["--json"] * screen.is_json + ["--quiet"] * screen.console.quiet
-    code = launch(arguments, config.replicas)
-    try:
-        status = json.loads(RunFolder(path).result.read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return code or Exit.FAILED
-    return {"stopped": Exit.STOPPED, "failed": Exit.FAILED}.get(status, code)
-
-
-def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
-    report = write_report([folder.path], folder.report, screen)
-    table = Table(title=None, show_header=False, box=None, pad_edge=False)
-    table.add_row("status", result.status + (f" ({result.reason})" if result.reason else ""))
-    table.add_row("held-out loss", number(result.final_loss))
-    for name, value in result.metrics.items():
-        if name != "loss":
-            table.add_row(name.replace("_", " "), number(value))
-    table.add_row("learning rate", f"{number(result.base_lr)} asked, {number(result.found_lr)} found")
-    table.add_row("steps", f"{result.steps} in {result.seconds:.1f} s")
-    screen.show(table)
-    if report is not None:
-        screen.say(f"report: {report}")
-    if result.status == "failed":
-        print(f"hdet: training failed: {result.reason}", file=sys.stderr)
-    if result.status == "stopped":
-        screen.say(f"saved at step {result.steps}; go on with: {resume_hint(folder)}")
-    screen.give(result.to_json())
-
-
-def _sinks(trackers: list[Tracker], folder: RunFolder, config: RunConfig) -> list[RecordSink]:
-    name, settings = config.name or folder.path.name, config.to_json()
-    build: dict[Tracker, Any] = {
-        Tracker.tensorboard: lambda: TensorBoardSink(folder.path / "tensorboard"),
-        Tracker.wandb: lambda: WandbSink(project="hdet", name=name, config=settings, folder=folder.path),
-        Tracker.mlflow: lambda: MLflowSink(name=name, config=settings, folder=folder.path),
-    }
-    return [build[tracker]() for tracker in trackers]
-
-
-def _screen(is_json: bool, is_quiet: bool) -> Screen:
-    if is_rank() and os.environ["RANK"] != "0":
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # one rank speaks
-        is_json, is_quiet = False, True
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    return Screen(is_json=is_json, is_quiet=is_quiet)
 
 
 def _free_path(path: Path) -> Path:

@@ -1,0 +1,40 @@
+"""``hdet resume``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hdet.cli.launch import is_rank
+from hdet.cli.options import Device, Json, Quiet, Track
+from hdet.cli.output import Exit, usage_errors
+from hdet.cli.training import screen_of_rank, train_and_report
+from hdet.run.folder import RunFolder
+
+__all__ = ["resume"]
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    track: Track = None,
+    device: Device = "auto",
+    is_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its last checkpoint, to the bit; or begin it if there is none yet."""
+    screen = screen_of_rank(is_json, quiet)
+    with usage_errors():
+        config = RunFolder(folder).read_config()
+        if is_rank():
+            config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
+        is_begun = RunFolder(folder).checkpoint.exists()
+        result = RunFolder(folder).read_result()
+        if is_begun and result is not None and result["status"] == "finished":
+            screen.say(f"{folder} is finished: there is nothing to go on with")
+            screen.give(result)
+            raise typer.Exit(Exit.OK)
+    train_and_report(config, folder, screen, resume=is_begun, trackers=track or [], device=device)

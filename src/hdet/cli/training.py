@@ -1,0 +1,140 @@
+"""Train, and say what came of it: what ``hdet run`` and ``hdet resume`` share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.table import Table
+
+from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
+from hdet.cli.options import Tracker
+from hdet.cli.output import Exit, Screen, number, usage_errors
+from hdet.cli.report import write_report
+from hdet.run.config import RunConfig
+from hdet.run.folder import RunFolder
+from hdet.run.runner import Result, resume_hint
+from hdet.run.runner import run as run_training
+from hdet.run.signals import stop_on_signal
+from hdet.tasks.task import Task, load_task
+from hdet.telemetry import RecordSink
+from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
+
+__all__ = ["screen_of_rank", "train_and_report"]
+
+
+def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
+    """The screen of this process, which is silent on all ranks but zero. Sets the threads of torch too."""
+    if is_rank() and os.environ["RANK"] != "0":
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # one rank speaks
+        is_json, is_quiet = False, True
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return Screen(is_json=is_json, is_quiet=is_quiet)
+
+
+def train_and_report(
+    config: RunConfig,
+    path: Path,
+    screen: Screen,
+    *,
+    resume: bool,
+    trackers: list[Tracker],
+    device: str,
+    task: Task | None = None,
+    create: Callable[[], None] = lambda: None,
+) -> None:
+    """Train the run of a folder, write its report, and exit with the code that its end asks for.
+
+    Args:
+        config: settings of the run.
+        path: its folder.
+        screen: where progress and outcome are shown.
+        resume: go on from the last checkpoint.
+        trackers: where records go as well.
+        device: ``auto``, or what torch calls it.
+        task: the task of ``config``, if it is built already.
+        create: makes the folder; rank zero calls it once training can begin.
+    """
+    if config.engine == "torchrun" and not is_rank():
+        raise typer.Exit(_launch(config, path, screen, trackers, device))
+    with usage_errors(), in_ranks(path) as shared:
+        assert shared is not None
+        folder = RunFolder(shared)
+        is_main = not is_rank() or os.environ["RANK"] == "0"
+        task = task or load_task(config.task, config.task_options)
+        if is_main and not resume:
+            finders = (["scout"] if config.scout else []) + [f"controller {config.controller}"]
+            screen.say(
+                f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
+                + ", ".join(finders)
+            )
+        sinks = Tee(*(_sinks(trackers, folder, config) if is_main else []))
+        with (
+            contextlib.closing(sinks),
+            stop_on_signal(insist=not is_rank()) as should_stop,
+            screen.progress(config.steps, "training") as bar,
+        ):
+            result = run_training(
+                config,
+                folder,
+                resume=resume,
+                sinks=[sinks],
+                on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
+                should_stop=should_stop,
+                task=task,
+                device=chosen_device(device),
+                on_ready=create if is_main else lambda: None,
+            )
+    if is_main:
+        _conclude(result, folder, screen)
+    raise typer.Exit({"finished": Exit.OK, "failed": Exit.FAILED, "stopped": Exit.STOPPED}[result.status])
+
+
+def _launch(config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str) -> int:
+    """One process per replica, each of which goes on with (or begins) the run in the folder."""
+    arguments = ["resume", str(path), "--device", device]
+    arguments += [f"--track={tracker.value}" for tracker in trackers]
+    arguments += ["--json"] * screen.is_json + ["--quiet"] * screen.console.quiet
+    code = launch(arguments, config.replicas)
+    try:
+        status = json.loads(RunFolder(path).result.read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return code or Exit.FAILED
+    return {"stopped": Exit.STOPPED, "failed": Exit.FAILED}.get(status, code)
+
+
+def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
+    report = write_report([folder.path], folder.report, screen)
+    table = Table(title=None, show_header=False, box=None, pad_edge=False)
+    table.add_row("status", result.status + (f" ({result.reason})" if result.reason else ""))
+    table.add_row("held-out loss", number(result.final_loss))
+    for name, value in result.metrics.items():
+        if name != "loss":
+            table.add_row(name.replace("_", " "), number(value))
+    table.add_row("learning rate", f"{number(result.base_lr)} asked, {number(result.found_lr)} found")
+    table.add_row("steps", f"{result.steps} in {result.seconds:.1f} s")
+    screen.show(table)
+    if report is not None:
+        screen.say(f"report: {report}")
+    if result.status == "failed":
+        print(f"hdet: training failed: {result.reason}", file=sys.stderr)
+    if result.status == "stopped":
+        screen.say(f"saved at step {result.steps}; go on with: {resume_hint(folder)}")
+    screen.give(result.to_json())
+
+
+def _sinks(trackers: list[Tracker], folder: RunFolder, config: RunConfig) -> list[RecordSink]:
+    name, settings = config.name or folder.path.name, config.to_json()
+    build: dict[Tracker, Any] = {
+        Tracker.tensorboard: lambda: TensorBoardSink(folder.path / "tensorboard"),
+        Tracker.wandb: lambda: WandbSink(project="hdet", name=name, config=settings, folder=folder.path),
+        Tracker.mlflow: lambda: MLflowSink(name=name, config=settings, folder=folder.path),
+    }
+    return [build[tracker]() for tracker in trackers]
