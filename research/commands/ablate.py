@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +12,9 @@ from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, usage_errors
 from hdet.errors import HdetError
 from hdet.run.signals import stop_on_signal
-from hdet.tasks.task import parse_options
-from research.ablation import Ablation, Case, claims, read_ablation, table
-from research.ablation import ablate as run_ablation
-from research.ablation.figures import write_figures
+
+if TYPE_CHECKING:
+    from research.ablation import Ablation, Case
 
 __all__ = ["ablate"]
 
@@ -46,6 +45,10 @@ def ablate(
     with the same steps and batches. Runs that are in the folder are not repeated: an ablation that was
     stopped goes on, and one with more seeds is extended.
     """
+    from hdet.tasks.task import parse_options
+    from research.ablation import ablate as run_ablation
+    from research.ablation import read_ablation, table
+
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
         if is_table:
@@ -95,6 +98,8 @@ def ablate(
 
 
 def _write(path: Path, ablation: Ablation, text: str, screen: Screen) -> list[Path]:
+    from research.ablation.figures import write_figures
+
     path.mkdir(parents=True, exist_ok=True)
     (path / "ablation.md").write_text(text, encoding="utf-8")
     try:
@@ -105,6 +110,8 @@ def _write(path: Path, ablation: Ablation, text: str, screen: Screen) -> list[Pa
 
 
 def _data(case: Case) -> dict[str, Any]:
+    from research.ablation import claims
+
     return {
         **case.facts,
         "seeds": case.seeds,

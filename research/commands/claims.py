@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,9 @@ from hdet.cli.options import Jobs, Json, Quiet, Seeds
 from hdet.cli.output import Exit, Screen, usage_errors
 from hdet.errors import HdetError
 from hdet.run.signals import stop_on_signal
-from research.claims import STUDIES, Claims, read_claims, run_claims, table
-from research.claims.page import write_figure
+
+if TYPE_CHECKING:
+    from research.claims import Claims
 
 __all__ = ["claims"]
 
@@ -21,7 +22,7 @@ def claims(
     folder: Annotated[Path | None, typer.Argument(help="With --table: the folder of earlier runs.")] = None,
     study: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(STUDIES)}; repeatable (default: all)."),
+        typer.Option(help="exploration, robustness, prior or mechanism; repeatable (default: all)."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of every run.")] = 500,
     seeds: Seeds = 3,
@@ -41,6 +42,8 @@ def claims(
     earlier runs give? mechanism: what can the signal of a round see? Runs that are in the folder are not
     repeated.
     """
+    from research.claims import STUDIES, read_claims, run_claims, table
+
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
         if is_table:
@@ -86,6 +89,8 @@ def claims(
 
 
 def _write(path: Path, found: Claims, text: str, screen: Screen) -> Path | None:
+    from research.claims.page import write_figure
+
     path.mkdir(parents=True, exist_ok=True)
     (path / "claims.md").write_text(text, encoding="utf-8")
     try:

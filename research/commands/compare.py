@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, numbers, usage_errors
 from hdet.run.signals import stop_on_signal
-from hdet.tasks.task import parse_options
-from research.compare import Case, Comparison, read_comparison, table
-from research.compare import compare as run_comparison
-from research.compare.page import comparison_page
-from research.peers import DEFAULTS, METHODS
+
+if TYPE_CHECKING:
+    from research.compare import Case, Comparison
 
 __all__ = ["compare"]
 
@@ -57,6 +55,11 @@ def compare(
     multiples of it. Runs that are in the folder are not repeated: a comparison that was stopped goes on, and
     one with more methods, starts or seeds is extended.
     """
+    from hdet.tasks.task import parse_options
+    from research.compare import compare as run_comparison
+    from research.compare import read_comparison, table
+    from research.peers import DEFAULTS, METHODS
+
     screen = Screen(is_json=is_json, is_quiet=quiet)
     if methods == "help":
         for method in METHODS.values():
@@ -117,6 +120,8 @@ def _names(text: str) -> list[str]:
 
 
 def _write(path: Path, comparison: Comparison, text: str) -> None:
+    from research.compare.page import comparison_page
+
     path.mkdir(parents=True, exist_ok=True)
     (path / "compare.md").write_text(text, encoding="utf-8")
     (path / "compare.html").write_text(comparison_page(comparison), encoding="utf-8")

@@ -4,6 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from research.__main__ import app
+from research.claims import STUDIES
+from tests.helpers.imports import SLOW_PACKAGES, imported_by
 
 
 def call(*arguments, expect=0):
@@ -18,6 +20,20 @@ def test_help_teaches(command, monkeypatch):
     out, _ = call(command, "--help")
     assert f"Usage: python -m research {command}" in out
     assert "\x1b" not in out
+
+
+def test_help_names_every_study(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out, _ = call("claims", "--help")
+    line = next(line for line in out.splitlines() if "--study" in line)
+    assert all(study in line for study in STUDIES)
+
+
+@pytest.mark.parametrize("arguments", [[], ["compare"], ["ablate"], ["claims"]])
+def test_help_needs_no_torch(arguments):
+    imported = imported_by("research", *arguments, "--help")
+    assert "research.commands.compare" in imported
+    assert not imported & SLOW_PACKAGES
 
 
 def test_bad_input_is_one_line():

@@ -1,4 +1,7 @@
-"""The ``hdet`` command and its subcommands."""
+"""The ``hdet`` command and its subcommands.
+
+A command imports torch, and what needs it, in its function, so that ``--help`` does not wait for torch.
+"""
 
 from __future__ import annotations
 

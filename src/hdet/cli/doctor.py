@@ -9,7 +9,6 @@ from rich.table import Table
 
 from hdet.cli.options import Json
 from hdet.cli.output import Exit, Screen
-from hdet.run.doctor import examine
 
 __all__ = ["doctor"]
 
@@ -18,6 +17,8 @@ def doctor(
     is_json: Json = False,
 ) -> None:
     """Look at this machine: versions, backends, optional packages, and two processes that train together."""
+    from hdet.run.doctor import examine
+
     screen = Screen(is_json=is_json, is_quiet=False)
     with screen.console.status("two processes are training together"):
         checks = examine()

@@ -9,11 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.launch import is_rank
 from hdet.cli.options import Device, Json, Quiet, Track
 from hdet.cli.output import Exit, usage_errors
-from hdet.cli.training import screen_of_rank, train_and_report
-from hdet.run.folder import RunFolder
 
 __all__ = ["resume"]
 
@@ -26,6 +23,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint, to the bit; or begin it if there is none yet."""
+    from hdet.cli.launch import is_rank
+    from hdet.cli.training import screen_of_rank, train_and_report
+    from hdet.run.folder import RunFolder
+
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         config = RunFolder(folder).read_config()

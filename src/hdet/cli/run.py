@@ -11,16 +11,11 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.launch import is_rank
 from hdet.cli.options import Device, Json, Quiet, TaskName, TaskOptions, Track
 from hdet.cli.output import usage_errors
-from hdet.cli.training import screen_of_rank, train_and_report
 from hdet.core.checks import require_number
 from hdet.core.scout import Scout, least_steps
 from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL, RunConfig
-from hdet.run.folder import RunFolder
-from hdet.run.runner import task_facts
-from hdet.tasks.task import load_task, parse_options
 
 __all__ = ["run"]
 
@@ -125,6 +120,12 @@ def run(
     --spread above 0, replicas train with different learning rates, and average their parameters every T
     steps. Ctrl-C saves; `hdet resume` goes on.
     """
+    from hdet.cli.launch import is_rank
+    from hdet.cli.training import screen_of_rank, train_and_report
+    from hdet.run.folder import RunFolder
+    from hdet.run.runner import task_facts
+    from hdet.tasks.task import load_task, parse_options
+
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         options = parse_options(option or [])

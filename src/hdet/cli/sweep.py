@@ -13,9 +13,6 @@ from hdet.cli.output import Exit, Screen, number, numbers, usage_errors
 from hdet.cli.report import write_report
 from hdet.run.config import RunConfig
 from hdet.run.signals import stop_on_signal
-from hdet.run.sweep import log_grid
-from hdet.run.sweep import sweep as run_sweep
-from hdet.tasks.task import load_task, parse_options
 
 __all__ = ["sweep"]
 
@@ -46,6 +43,10 @@ def sweep(
     Points that are already in the folder are not run again: a sweep that was stopped goes on, and one with
     more points is refined.
     """
+    from hdet.run.sweep import log_grid
+    from hdet.run.sweep import sweep as run_sweep
+    from hdet.tasks.task import load_task, parse_options
+
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
         options = parse_options(option or [])
