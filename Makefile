@@ -2,18 +2,24 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
 .PHONY: help install run test test-ray lint bench browser picture reproduce reproduce-quick clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
-install: $(STAMP)  ## Prepare .venv; does nothing if pyproject.toml and constraints.txt are unchanged.
+install: $(DEV_STAMP)  ## Prepare .venv with all that tests and hooks need; does nothing if it is up to date.
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
+	$(PIP) torch -e '.[cli]'
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 run: $(STAMP)    ## Train a feed ranker on 8 virtual replicas from a learning rate 10x too low.
@@ -22,27 +28,27 @@ run: $(STAMP)    ## Train a feed ranker on 8 virtual replicas from a learning ra
 test: lint       ## Lint, type-check and run every test.
 	$(BIN)/pytest
 
-lint: $(STAMP)   ## Lint, format check, type check, import layers.
+lint: $(DEV_STAMP) ## Lint, format check, type check, import layers.
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/pyright --warnings
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 
-test-ray: $(STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+test-ray: $(DEV_STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
+	$(PIP) -e '.[ray]'
 	$(BIN)/pytest tests/research/test_pbt_ray.py
 
-bench: $(STAMP)  ## Measure the speed promises; fails if one is broken. About ten minutes.
+bench: $(DEV_STAMP) ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks
 
 browser:         ## Install the browser in which the report is tested (Debian and Ubuntu, as root).
 	apt-get update -qq && apt-get install -y -qq chromium
 
-picture: $(STAMP) ## Make the README's picture of a report again.
+picture: $(DEV_STAMP) ## Make the README's picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
 
-reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
+reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
 	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
 	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
 	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
@@ -51,7 +57,7 @@ reproduce: $(STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An 
 	$(BIN)/python -m research claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
 	$(BIN)/python -m research claims --table runs/reproduction/claims
 
-reproduce-quick: $(STAMP) ## The same with short runs and two seeds, on one page. Minutes.
+reproduce-quick: $(DEV_STAMP) ## The same with short runs and two seeds, on one page. Minutes.
 	$(BIN)/python -m research ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
 	$(BIN)/python -m research ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
 	$(BIN)/python -m research ablate -q --task charlm --option characters=20000 --steps 100 --seeds 2 --out runs/quick/charlm-epochs
