@@ -115,7 +115,7 @@ def _averaged(job: Job, settings: Mapping[str, Any], model: nn.Module, losses: l
 def _train_replicas(
     job: Job, settings: Mapping[str, Any], losses: list[float], lrs: dict[int, dict[str, float]]
 ) -> nn.Module:
-    config = job.config(warmup=_WARMUP, **settings)
+    config = job.config(warmup=_WARMUP, **{"scout": False, **settings})
     trainer = VirtualTrainer(job.task, config, None, "cpu")
     engine = trainer.engine
     while engine.num_steps < job.steps:

@@ -7,15 +7,18 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
 from hdet.core.assign import derived_seed
+from hdet.core.shape import one_cycle
 from hdet.run.config import RunConfig
 from hdet.run.runner import evaluate
-from hdet.run.trainers import VirtualTrainer, build_optimizer, plan_of
+from hdet.run.trainers import VirtualTrainer, build_optimizer
 from hdet.tasks.task import Task
 from hdet.telemetry import RoundRecord
 from research.ablation.training import job_of
@@ -29,7 +32,7 @@ def train(spec: Record) -> Record:
     job = job_of(spec | {"optimizer": "adamw"})
     settings = dict(spec["settings"])
     prior_seeds, groups_alike = settings.pop("prior_seeds", None), settings.pop("groups_alike", False)
-    config = job.config(**settings)
+    config = job.config(**{"scout": False, **settings})
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(job.seed, "training"))
@@ -79,7 +82,7 @@ def _run_with_prior(
         num_replicas=config.replicas,
         explore=[prior.learning_rate(config.lr)],
         controller=hdet.Controller(form="paper", start=config.controller_start, decay="floor"),
-        scheduler=plan_of(config, optimizer),
+        scheduler=LambdaLR(optimizer, partial(one_cycle, total_steps=config.steps, warmup=config.warmup)),
         sync_every=config.sync_every,
         total_steps=config.steps,
         seed=config.seed,

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL
 from hdet.run.folder import RunFolder
 from hdet.run.runner import run
 from research.peers.base import Job, Method, Trained
@@ -42,37 +41,29 @@ METHODS = (
         "replicas spread by 1/9; 10 % warmup, then the paper's controller (eq. 7), which replaces the anneal",
         begins_at_peak=True,
         controller="paper",
-        spread=1 / 9,
+        scout=False,
     ),
     _method(
         "hdet_log",
         f"replicas spread by 1/9, a controller of the log LR on the plan; {_PLAN}",
         controller="log",
-        spread=1 / 9,
+        scout=False,
     ),
     _method(
         "hdet_scout",
         f"short trials of many LRs in the first steps, then a restart; {_PLAN}",
         scout=True,
         controller="none",
-        spread=0.0,
     ),
     _method(
         "hdet_anchored",
         f"the LR follows the gradient along the way travelled, within a factor 2, 4 for a group; {_PLAN}",
         scout=False,
-        controller="anchored",
-        per_group=True,
-        spread=0.0,
+        anneal_to=0.0,
+        average_tail=0.0,
     ),
     _method(
         "hdet_both",
-        f"the scout, then the anchored controller; {TAIL_PLAN}",
-        scout=True,
-        controller="anchored",
-        per_group=True,
-        spread=0.0,
-        anneal_to=ANNEAL_TO,
-        average_tail=AVERAGE_TAIL,
+        f"hdet.AutoLR: the scout, then the anchored controller; {TAIL_PLAN}",
     ),
 )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
+from hdet.core.recipe import Recipe
 from hdet.core.shape import Anneal, one_cycle
 from hdet.core.tail import tail_steps
 from hdet.ensemble.tail import TailMean
-from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL
 from hdet.run.runner import evaluate
 from research.peers.base import Job, Method, Trained, descend
 
 __all__ = ["METHODS", "TAIL_PLAN", "plain_run"]
 
 TAIL_PLAN = (
-    f"10 % warmup, linear anneal to {100 * ANNEAL_TO:g} % of the peak, mean of the weights over the last "
-    f"{100 * AVERAGE_TAIL:g} % of the steps"
+    f"10 % warmup, linear anneal to {100 * Recipe.anneal_to:g} % of the peak, mean of the weights over the "
+    f"last {100 * Recipe.average_tail:g} % of the steps"
 )
 
 
@@ -55,6 +55,6 @@ METHODS = (
     Method(
         name="plain_tail",
         description=f"the start LR as it is; {TAIL_PLAN}",
-        run=partial(plain_run, anneal_to=ANNEAL_TO, average_tail=AVERAGE_TAIL),
+        run=partial(plain_run, anneal_to=Recipe.anneal_to, average_tail=Recipe.average_tail),
     ),
 )

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hdet.auto import AutoLR, VirtualAutoLR
     from hdet.core.anchored import AnchoredController
     from hdet.core.controller import Controller
     from hdet.core.scout import Scout
@@ -42,6 +43,7 @@ __all__ = [
     "AnchoredController",
     "AttentionScale",
     "AttentionTemperature",
+    "AutoLR",
     "Beta2",
     "CannotVectorizeError",
     "ConfigurationMismatchError",
@@ -71,6 +73,7 @@ __all__ = [
     "Scout",
     "Tee",
     "TensorBoardSink",
+    "VirtualAutoLR",
     "VirtualEnsemble",
     "WandbSink",
     "WeightDecay",
@@ -88,6 +91,7 @@ _MODULES = {
     "AnchoredController": "hdet.core.anchored",
     "AttentionScale": "hdet.explore.module_attributes",
     "AttentionTemperature": "hdet.explore.module_attributes",
+    "AutoLR": "hdet.auto",
     "Beta2": "hdet.explore",
     "CannotVectorizeError": "hdet.errors",
     "ConfigurationMismatchError": "hdet.errors",
@@ -117,6 +121,7 @@ _MODULES = {
     "Scout": "hdet.core.scout",
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
+    "VirtualAutoLR": "hdet.auto",
     "VirtualEnsemble": "hdet.ensemble",
     "WandbSink": "hdet.telemetry.trackers",
     "WeightDecay": "hdet.explore",

@@ -102,7 +102,7 @@ def test_plain_is_what_hdet_runs_without_exploration(tmp_path):
         steps=40,
         replicas=4,
         optimizer="sgd",
-        spread=0.0,
+        scout=False,
         controller="none",
         probe=False,
         seed=3,
@@ -284,11 +284,11 @@ def test_members_train_as_torch_does_and_copy_everything():
             optimizer.zero_grad()
             task.loss(model, batch).backward()
             optimizer.step()
-        members.stack.write_template(replica)
+        members.rows.write_template(replica)
         for found, expected in zip(members.model.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, expected)
     members.copy(source=1, target=0)
-    rows = [*members.stack.matrices, *members.moments[0].values()]
+    rows = [*members.rows.matrices, *members.row_optimizer.moments[0].values()]
     assert len(rows) == 3
     assert all(torch.equal(row[0], row[1]) for row in rows)
 

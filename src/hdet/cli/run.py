@@ -14,8 +14,7 @@ import typer
 from hdet.cli.options import Device, Json, Quiet, TaskName, TaskOptions, Track
 from hdet.cli.output import usage_errors
 from hdet.core.checks import require_number
-from hdet.core.scout import Scout, least_steps
-from hdet.run.config import ANNEAL_TO, AVERAGE_TAIL, RunConfig
+from hdet.run.config import RunConfig
 
 __all__ = ["run"]
 
@@ -134,8 +133,6 @@ def run(
         built = load_task(task, options)
         count = int(os.environ["WORLD_SIZE"]) if is_rank() else replicas
         num_steps = built.num_steps if steps is None else steps
-        if average_tail is None:
-            average_tail = AVERAGE_TAIL if controller == "anchored" else 0.0
         config = RunConfig(
             task=task,
             task_options=options,
@@ -147,18 +144,18 @@ def run(
             weight_decay=weight_decay,
             momentum=momentum,
             anneal=anneal,  # pyright: ignore[reportArgumentType]
-            anneal_to=(ANNEAL_TO if average_tail else 0.0) if anneal_to is None else anneal_to,
-            average_tail=average_tail,
+            anneal_to=anneal_to,  # pyright: ignore[reportArgumentType]  # None: RunConfig chooses
+            average_tail=average_tail,  # pyright: ignore[reportArgumentType]
             warmup=warmup,
-            spread=(1 / 9 if controller in ("log", "paper") else 0.0) if spread is None else spread,
-            per_group=controller == "anchored" and not explore if per_group is None else per_group,
+            spread=spread,  # pyright: ignore[reportArgumentType]
+            per_group=per_group,  # pyright: ignore[reportArgumentType]
             explore={
                 name: require_number(f"--explore {name}", spread, at_least=0)
                 for name, spread in parse_options(explore or [], "--explore").items()
             },
             gradients=gradients,  # pyright: ignore[reportArgumentType]
             sync_every=sync_every,
-            scout=num_steps >= least_steps(Scout(), max(1, count)) if scout is None else scout,
+            scout=scout,  # pyright: ignore[reportArgumentType]
             scout_fraction=scout_fraction,
             controller=controller,  # pyright: ignore[reportArgumentType]
             controller_start=controller_start,

@@ -66,8 +66,8 @@ def sweep(
             weight_decay=weight_decay,
             anneal=anneal,  # pyright: ignore[reportArgumentType]
             warmup=warmup,
-            spread=0.0,
             controller="none",
+            scout=False,
             probe=False,
             seed=seed,
         )

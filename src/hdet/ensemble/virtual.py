@@ -96,6 +96,20 @@ class VirtualEnsemble:
         self.engine.step(losses)
         return losses
 
+    @property
+    def is_scouting(self) -> bool:
+        """Whether the scout is still at work: everything is put back when it ends."""
+        return self.engine.is_scouting
+
+    @property
+    def found_lr(self) -> dict[str, float]:
+        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        return self.engine.found_lr
+
+    def summary(self) -> str:
+        """A few plain lines: what was asked for, what the scout found, and where the run stands."""
+        return self.engine.summary()
+
     def converge(self) -> None:
         """Average the replicas now: before a save or an evaluation of :attr:`model`."""
         self.engine.converge()

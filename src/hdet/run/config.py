@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hdet.core.checks import require_choice, require_count, require_flag, require_number
+from hdet.core.recipe import Recipe
 from hdet.core.scout import Scout, least_steps
 
-__all__ = ["ANNEAL_TO", "AVERAGE_TAIL", "EXPLORABLE", "RunConfig"]
+__all__ = ["EXPLORABLE", "RunConfig"]
 
-ANNEAL_TO, AVERAGE_TAIL = 0.15, 0.075
-"""Where ``hdet run`` ends its anneal, and how much of the run it averages, with the anchored controller."""
+_CHOSEN: Any = None
+"""A default that depends on the controller; see :meth:`RunConfig.__post_init__`."""
 
 EXPLORABLE = (
     "lr",
@@ -32,8 +33,11 @@ EXPLORABLE = (
 class RunConfig:
     """Settings of one training; plain values only, so that a folder can keep them as JSON.
 
-    >>> RunConfig(task="quadratic", lr=0.1, steps=100).replicas
-    8
+    The defaults are those of :class:`hdet.AutoLR`, and of ``hdet run``.
+
+    >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
+    >>> config.scout, config.controller, config.average_tail
+    (True, 'anchored', 0.075)
     """
 
     task: str
@@ -51,26 +55,30 @@ class RunConfig:
     weight_decay: float = 0.0
     momentum: float = 0.9
     """Of SGD."""
-    anneal: Literal["linear", "cosine", "none"] = "linear"
-    anneal_to: float = 0.0
-    """Share of the peak at which the anneal ends."""
-    average_tail: float = 0.0
-    """Share of the steps, the last ones, whose weights are averaged over time into the final ones."""
-    warmup: float = 0.1
+    anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
+    anneal_to: float = _CHOSEN
+    """Share of the peak at which the anneal ends; 0.15 with a tail, else 0."""
+    average_tail: float = _CHOSEN
+    """Share of the steps, the last ones, whose weights are averaged over time into the final ones; 0.075 with
+    the anchored controller, else 0."""
+    warmup: float = Recipe.warmup
     """Share of the steps in which the learning rate rises."""
-    spread: float = 1 / 9
-    """Half-width of the replicas' learning rates around the plan; 0 for equal replicas."""
-    per_group: bool = False
-    """Whether each parameter group has its own learning-rate factor and correction."""
+    spread: float = _CHOSEN
+    """Half-width of the replicas' learning rates around the plan, 0 for equal replicas; 1/9 where a
+    controller compares replicas, else 0."""
+    per_group: bool = _CHOSEN
+    """Whether each parameter group has its own learning-rate factor and correction; with the anchored
+    controller, if nothing but the learning rate is explored."""
     explore: dict[str, float] = field(default_factory=dict)
     """Spreads of further hyperparameters."""
     sync_every: int = 25
     """Steps per round, T."""
-    scout: bool = False
-    """Find the learning rate by short trials in the first steps, then start over."""
-    scout_fraction: float = 0.03
+    scout: bool = _CHOSEN
+    """Find the learning rate by short trials in the first steps, then start over; if the run is long
+    enough."""
+    scout_fraction: float = Recipe.scout_fraction
     """Share of the steps that the scout takes."""
-    controller: Literal["anchored", "log", "paper", "none"] = "log"
+    controller: Literal["anchored", "log", "paper", "none"] = "anchored"
     controller_start: int = 0
     """Step from which the controller acts."""
     temperature: float | None = None
@@ -89,6 +97,13 @@ class RunConfig:
         require_number("lr", self.lr, above=0)
         require_count("steps", self.steps)
         require_count("replicas", self.replicas)
+        require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
+        is_anchored, compares = self.controller == "anchored", self.controller in ("log", "paper")
+        self._choose("average_tail", Recipe.average_tail if is_anchored else 0.0)
+        self._choose("anneal_to", Recipe.anneal_to if self.average_tail else 0.0)
+        self._choose("spread", 1 / 9 if compares else 0.0)
+        self._choose("per_group", is_anchored and not self.explore)
+        self._choose("scout", self.steps >= least_steps(Scout(), self.replicas))
         require_choice("engine", self.engine, ("virtual", "torchrun"))
         require_choice("gradients", self.gradients, ("shared", "local"))
         require_choice("optimizer", self.optimizer, ("adamw", "adam", "sgd"))
@@ -103,7 +118,6 @@ class RunConfig:
         require_count("sync_every", self.sync_every)
         require_flag("scout", self.scout)
         require_number("scout_fraction", self.scout_fraction, above=0, below=0.5)
-        require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
         require_count("controller_start", self.controller_start, at_least=0)
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
@@ -127,6 +141,10 @@ class RunConfig:
             raise ValueError(
                 "gradients must be 'shared' with engine='torchrun', got 'local': use engine='virtual'"
             )
+
+    def _choose(self, name: str, value: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
 
     @property
     def evaluation_interval(self) -> int:

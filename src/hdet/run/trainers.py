@@ -12,17 +12,17 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
-from hdet.core.shape import one_cycle
+from hdet.auto import settings_of
+from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.run.config import RunConfig
 from hdet.tasks.task import Task
 from hdet.telemetry import RecordSink
 
-__all__ = ["RankTrainer", "Trainer", "VirtualTrainer", "build_optimizer", "plan_of", "to_device"]
+__all__ = ["RankTrainer", "Trainer", "VirtualTrainer", "build_optimizer", "to_device"]
 
 
 class Trainer(Protocol):
@@ -60,7 +60,7 @@ class Trainer(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint."""
+        """Load a checkpoint."""
         ...
 
 
@@ -70,16 +70,6 @@ def build_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Optimize
         return SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     kind = AdamW if config.optimizer == "adamw" else Adam
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
-
-
-def plan_of(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
-    """The planned schedule."""
-    return LambdaLR(
-        optimizer,
-        lambda step: one_cycle(
-            step, config.steps, warmup=config.warmup, anneal=config.anneal, end=config.anneal_to
-        ),
-    )
 
 
 def _explored(config: RunConfig, model: nn.Module) -> list[Hyperparameter]:
@@ -99,40 +89,42 @@ def _explored(config: RunConfig, model: nn.Module) -> list[Hyperparameter]:
     return explore + [build[name](spread) for name, spread in config.explore.items() if name != "lr"]
 
 
-def _finders(config: RunConfig, task: Task) -> dict[str, Any]:
-    """The scout and the controller that the settings name."""
-    controller = None
-    num_steps_per_epoch = None
+def _recipe(config: RunConfig, task: Task) -> Recipe:
+    """The recipe that the settings name; a task that does not say how much data it has never repeats it."""
+    steps_per_epoch = math.inf
     if task.num_examples is not None and task.batch_size:
-        num_steps_per_epoch = max(1, task.num_examples // (task.batch_size * config.replicas))
-    if config.controller == "log":
-        controller = hdet.Controller(form="log", start=config.controller_start)
+        steps_per_epoch = max(1, task.num_examples // (task.batch_size * config.replicas))
+    return Recipe(
+        total_steps=config.steps,
+        steps_per_epoch=steps_per_epoch,
+        warmup=config.warmup,
+        anneal=config.anneal,
+        anneal_to=config.anneal_to,
+        average_tail=config.average_tail,
+        sync_every=config.sync_every,
+        scout=config.scout,
+        scout_fraction=config.scout_fraction,
+    )
+
+
+def _settings(
+    config: RunConfig, task: Task, optimizer: Optimizer, model: nn.Module, records: RecordSink | None
+) -> dict[str, Any]:
+    """The recipe, with what the settings change of it."""
+    settings = settings_of(_recipe(config, task), optimizer, config.replicas)
+    settings |= {"explore": _explored(config, model), "seed": config.seed, "records": records}
+    if config.controller == "none":
+        settings["controller"] = None
+    elif config.controller == "log":
+        settings["controller"] = hdet.Controller(form="log", start=config.controller_start)
     elif config.controller == "paper":
-        controller = hdet.Controller(
+        settings["controller"] = hdet.Controller(
             form="paper",
             start=config.controller_start,
             decay="floor",
             temperature="auto" if config.temperature is None else config.temperature,
         )
-    elif config.controller == "anchored":
-        controller = hdet.AnchoredController(repeats_after=num_steps_per_epoch or math.inf)
-    repeats = num_steps_per_epoch is not None and config.steps > num_steps_per_epoch
-    scout = hdet.Scout(fraction=config.scout_fraction, data_repeats=repeats) if config.scout else None
-    return {"controller": controller, "scout": scout}
-
-
-def _settings(
-    config: RunConfig, optimizer: Optimizer, model: nn.Module, records: RecordSink | None
-) -> dict[str, Any]:
-    return {
-        "scheduler": plan_of(config, optimizer),
-        "explore": _explored(config, model),
-        "sync_every": config.sync_every,
-        "total_steps": config.steps,
-        "seed": config.seed,
-        "records": records,
-        "average_tail": config.average_tail,
-    }
+    return settings
 
 
 class VirtualTrainer:
@@ -155,8 +147,7 @@ class VirtualTrainer:
             vectorize=task.can_vectorize and not has_static,
             join_equal=True,
             probe=(lambda model: task.loss(model, probe_batch)) if config.probe else None,
-            **_settings(config, optimizer, self.model, records),
-            **_finders(config, task),
+            **_settings(config, task, optimizer, self.model, records),
         )
         if config.noise_scale:
             self._ensemble.warm_start(config.noise_scale)
@@ -208,8 +199,7 @@ class RankTrainer:
             self._optimizer,
             model=self._wrapped,
             probe=(lambda: task.loss(self.model, probe_batch)) if config.probe else None,
-            **_settings(config, self._optimizer, self.model, records if self.is_main else None),
-            **_finders(config, task),
+            **_settings(config, task, self._optimizer, self.model, records if self.is_main else None),
         )
         self._stream = self._open_stream()
 

@@ -16,7 +16,15 @@ from hdet.telemetry import Records
 from tests.helpers.replicas import run_replicas
 
 BASE = RunConfig(
-    task="quadratic", task_options={"size": 10}, lr=0.05, steps=60, replicas=4, optimizer="sgd", sync_every=10
+    task="quadratic",
+    task_options={"size": 10},
+    lr=0.05,
+    steps=60,
+    replicas=4,
+    optimizer="sgd",
+    sync_every=10,
+    controller="log",
+    scout=False,
 )
 
 
