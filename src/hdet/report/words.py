@@ -153,7 +153,7 @@ def corrections(run: Run) -> list[float]:
     if not run.records or not _has_controller(run) or run.config.get("controller") == "paper":
         return []  # the paper's form has no factor: it holds the value itself
     last = run.records[-1].correction
-    return [c for name, c in last.items() if is_learning_rate(name) and math.isfinite(c)]
+    return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
 
 
 def _is_undecided(run: Run) -> bool:

@@ -148,6 +148,12 @@ def test_settings_of_the_wrong_kind_do_no_harm() -> None:
     assert "8 replicas trained for 600 steps" in sentence(run(config=odd))
 
 
+@pytest.mark.parametrize("correction", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_correction_that_is_no_factor_does_no_harm(correction: float) -> None:
+    one = run(records=[record(correction={"lr": correction})], result=RESULT | {"found_lr": None})
+    assert found_lr(one) is None and "controller moved" not in sentence(one)
+
+
 def test_comparison() -> None:
     runs = [run(name="a"), run(name="b", result=RESULT | {"final_loss": 0.5})]
     assert comparison_sentence(runs) == (
