@@ -365,9 +365,14 @@ def test_a_compiled_model_sees_the_new_rate() -> None:
 def test_a_frozen_group_is_explored_without_harm() -> None:
     world = make_world()
     world.model.body.requires_grad_(False)
-    ensemble = hdet.Ensemble(world.optimizer, explore=[hdet.LearningRate()], sync_every=1)
+    before = [p.detach().clone() for p in world.model.body.parameters()]
+    records = hdet.Records()
+    ensemble = hdet.Ensemble(world.optimizer, explore=[hdet.LearningRate()], sync_every=1, records=records)
     world.optimizer.step()
     ensemble.step(1.0)
+    assert all(torch.equal(p, b) for p, b in zip(world.model.body.parameters(), before, strict=True))
+    assert ensemble.num_steps == len(records) == 1
+    assert not records[0].excluded
 
 
 def test_modules_at_zero_are_left_alone() -> None:

@@ -557,3 +557,60 @@ def test_a_scheduler_of_another_optimizer_is_refused() -> None:
     other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(ValueError, match="same optimizer"):
         make(scheduler=lr_scheduler.ExponentialLR(other, 0.9))
+
+
+@pytest.mark.parametrize("kind", ["scout", "anchored"])
+def test_a_step_without_a_loss_is_an_error_where_one_is_needed(kind: str) -> None:
+    settings: dict[str, Any] = {"scout": hdet.Scout()} if kind == "scout" else {}
+    settings |= {"controller": hdet.AnchoredController()} if kind == "anchored" else {}
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.0)], total_steps=1000, **settings)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"loss must be given to step\(\) or observe\(\).*call step\(loss\)"):
+        ensemble.step()
+    assert ensemble.num_steps == 0
+    ensemble.observe(1.0)
+    optimizer.step()
+    ensemble.step()
+    assert ensemble.num_steps == 1
+
+
+def test_a_scout_with_a_probe_needs_no_loss() -> None:
+    optimizer, ensemble = make(
+        explore=[hdet.LearningRate(0.0)], total_steps=1000, scout=hdet.Scout(), probe=lambda: 1.0
+    )
+    optimizer.step()
+    ensemble.step()
+    assert ensemble.num_steps == 1
+
+
+def test_sparse_gradients_are_refused_with_the_anchored_controller() -> None:
+    optimizer = torch.optim.SparseAdam(nn.Embedding(3, 2, sparse=True).parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"dense gradients .* got SparseAdam"):
+        hdet.Ensemble(optimizer, controller=hdet.AnchoredController(), total_steps=10)
+
+
+def test_a_state_of_another_version_is_refused_before_anything_changes() -> None:
+    optimizer, ensemble = make()
+    optimizer.step()
+    ensemble.step()
+    with pytest.raises(ValueError, match="state_dict must be of version 2, got version 99"):
+        ensemble.load_state_dict(ensemble.state_dict() | {"version": 99, "num_steps": 7})
+    assert ensemble.num_steps == 1
+
+
+def test_a_build_for_a_device_that_is_not_there_works_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default install of torch is built for CUDA, and names ``cuda`` also on a machine without one."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # Adam itself asks for the device
+    auto = hdet.AutoLR(
+        optimizer, total_steps=600, model=model, probe=lambda: model(torch.ones(2, 2)).square().mean()
+    )
+    while auto.is_scouting:
+        loss = (model(torch.ones(4, 2)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+    assert auto.found_lr["lr"] > 0

@@ -1,0 +1,234 @@
+"""What gave silent nonsense is found: NaN at spread 0, replicas that drift apart, models that do not fit."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from tests.helpers.models import Net, batch
+from tests.helpers.replicas import run_replicas
+
+EQUAL = [hdet.LearningRate(0.0)]
+
+
+def train(ensemble, model, optimizer, rank, steps, spoil=None):
+    """Plain steps; ``spoil(step)`` is called before each."""
+    for step in steps:
+        if spoil is not None:
+            spoil(step)
+        x, y = batch(rank, step)
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ensemble.step(loss)
+
+
+def build(rank, **settings):
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    settings = {"explore": EQUAL, "sync_every": 5, "records": hdet.Records(), "total_steps": 40} | settings
+    return net, model, optimizer, hdet.Ensemble(optimizer, model=model, **settings)
+
+
+def everybodys(tensor):
+    """The tensor of both ranks."""
+    both = [torch.zeros_like(tensor) for _ in range(2)]
+    dist.all_gather(both, tensor.detach().contiguous())
+    return both
+
+
+def _message(error, call):
+    try:
+        call()
+    except error as raised:
+        return str(raised)
+    return "nothing was raised"
+
+
+# --- not finite -----------------------------------------------------------------------------------
+
+
+def _nan_in_a_gradient(rank, how):
+    net, model, optimizer, ensemble = build(rank, average_tail=0.5)
+
+    def spoil(step):
+        if step == 7 and rank == 1:
+            with torch.no_grad():
+                net.w1[0, 0] = torch.nan  # its loss is NaN, and DDP gives the NaN to all
+
+    if how == "sync":
+        return _message(
+            hdet.AllReplicasFailedError, lambda: train(ensemble, model, optimizer, rank, range(10), spoil)
+        )
+    train(ensemble, model, optimizer, rank, range(9), spoil)
+    act = {"save": ensemble.state_dict, "converge": ensemble.converge, "finish": ensemble.finish}[how]
+    return _message(hdet.NotFiniteError, act)
+
+
+@pytest.mark.parametrize("how", ["sync", "save", "converge", "finish"])
+def test_nan_is_found_where_nothing_is_explored(how):
+    for message in run_replicas(_nan_in_a_gradient, 2, how):
+        assert "not finite" in message
+        assert "resume from the last checkpoint" in message
+
+
+def _one_bad_replica(rank):
+    records = hdet.Records()
+    net, model, optimizer, ensemble = build(rank, records=records)
+    train(ensemble, model, optimizer, rank, range(4))
+    if rank == 1:  # a fault of this rank alone, after its last step of the round
+        optimizer.register_step_post_hook(
+            lambda *_: net.w1.data.fill_(torch.nan) if ensemble.num_steps == 4 else None
+        )
+    train(ensemble, model, optimizer, rank, range(4, 20))
+    weights = [torch.equal(*everybodys(p)) for p in net.parameters()]
+    moments = [torch.equal(*everybodys(optimizer.state[p]["exp_avg"])) for p in net.parameters()]
+    return weights, moments, [record.excluded for record in records]
+
+
+def test_one_bad_replica_is_healed_where_nothing_is_explored():
+    (weights, moments, excluded), _ = run_replicas(_one_bad_replica, 2)
+    assert all(weights) and all(moments)
+    assert excluded == [{1: "parameters are not finite"}, {}, {}, {}]
+
+
+# --- replicas that ought to be equal --------------------------------------------------------------
+
+
+def _drifting(rank, size):
+    net, model, optimizer, ensemble = build(rank)
+
+    def spoil(step):
+        if step == 2 and rank == 1:
+            with torch.no_grad():
+                net.b2.mul_(1 + size)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        message = _message(
+            hdet.ReplicasDifferError, lambda: train(ensemble, model, optimizer, rank, range(5), spoil)
+        )
+    told = [str(w.message) for w in caught if issubclass(w.category, hdet.HdetWarning)]
+    return message, told, all(torch.equal(*everybodys(p)) for p in net.parameters())
+
+
+def test_replicas_that_drift_apart_are_found_and_named():
+    for message, _, _ in run_replicas(_drifting, 2, 0.2):
+        assert "at step 5 all replicas must hold the same parameters" in message
+        assert "'b2' by" in message
+
+
+def test_rounding_is_averaged_away_with_a_word():
+    (message, told, are_equal), (_, silent, _) = run_replicas(_drifting, 2, 1e-12)
+    assert message == "nothing was raised"
+    assert len(told) == 1 and "differ by rounding" in told[0] and not silent
+    assert are_equal
+
+
+def _warm_started(rank, when):
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    if when == "before":
+        hdet.warm_start(model, 0.05)
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=EQUAL, sync_every=5, records=hdet.Records())
+    if when == "after":
+        ensemble.warm_start(0.05)
+    apart = not torch.equal(*everybodys(net.w1))
+    train(ensemble, model, optimizer, rank, range(10))
+    return apart, torch.equal(*everybodys(net.w1))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_warm_start_is_averaged_at_the_first_sync(when):
+    assert run_replicas(_warm_started, 2, when) == [(True, True)] * 2
+
+
+def _two_optimizers(rank):
+    """The scout restores what hdet was given; a second optimizer's moments would make replicas drift."""
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam([net.w1, net.b1], lr=0.01)
+    other = torch.optim.Adam([net.w2, net.b2], lr=0.01)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=model,
+        explore=EQUAL,
+        sync_every=10,
+        total_steps=400,
+        scout=hdet.Scout(min_steps=5, fraction=0.05),
+    )
+
+    def run():
+        for step in range(200):
+            x, y = batch(rank, step)
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad(), other.zero_grad()
+            loss.backward()
+            optimizer.step(), other.step()
+            ensemble.step(loss)
+
+    return _message(hdet.ReplicasDifferError, run)
+
+
+def test_a_second_optimizer_that_is_not_restored_is_found():
+    for message in run_replicas(_two_optimizers, 2):
+        assert "give hdet the optimizer of all trained parameters" in message
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def _refused(rank, what):
+    net = Net().float()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    settings = {"model": model}
+    if what == "fsdp2":
+        layer = nn.Linear(4, 4)
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+        optimizer, settings = torch.optim.SGD(layer.parameters(), lr=0.1), {"model": layer}
+    elif what == "fsdp1":
+        sharded = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+        optimizer, settings = torch.optim.SGD(sharded.parameters(), lr=0.1), {"model": sharded}
+    elif what == "zero":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # importing it uses what torch itself deprecates
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    elif what == "lbfgs":
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=1.0)
+    elif what == "static_graph":
+        settings = {"model": DistributedDataParallel(net, static_graph=True), "explore": EQUAL}
+        settings |= {"scout": hdet.Scout(), "total_steps": 1000}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _message((TypeError, ValueError), lambda: hdet.Ensemble(optimizer, **settings))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("fsdp2", "got DTensors: fully_shard"),
+        ("fsdp1", "got a FullyShardedDataParallel: each rank holds"),
+        ("zero", "got a ZeroRedundancyOptimizer: each rank"),
+        ("lbfgs", "got LBFGS: replicas would evaluate"),
+        ("static_graph", "got static_graph=True: gradients stay"),
+    ],
+)
+def test_what_would_be_nonsense_is_refused(what, words):
+    for message in run_replicas(_refused, 2, what):
+        assert words in message, message
