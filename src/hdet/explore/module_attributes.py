@@ -123,7 +123,7 @@ class Dropout(_ModuleSlots, Spreading, _Of):
         return "dropout"
 
     def _attributes(self, module: nn.Module) -> Sequence[str]:
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
             return ["p"] if module.p > 0 else []
         if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
             return ["dropout"] if module.dropout > 0 else []

@@ -90,33 +90,20 @@ class Replicas(Protocol):
     """How many there are, N."""
     index: int
     """The replica whose values this process shows. Records are written where it is zero."""
-
+    has_others: bool
+    """Whether there is more than one that can be compared and averaged."""
+    has_probe: bool
+    """Whether they can be scored on a probe."""
+    num_joined_batches: int
+    """How many replicas' batches one gradient sees while gradients are shared."""
+    can_keep_gradients_local: bool
+    """Whether :meth:`keep_gradients_local` can be had: only then trials can differ."""
     needs_syncs: bool
     """Whether syncs are wanted even where nothing is explored or steered."""
 
     @property
-    def has_others(self) -> bool:
-        """Whether there is more than one that can be compared and averaged."""
-        ...
-
-    @property
     def differ(self) -> bool:
         """Whether they may hold different parameters at the end of a round."""
-        ...
-
-    @property
-    def has_probe(self) -> bool:
-        """Whether they can be scored on a probe."""
-        ...
-
-    @property
-    def can_keep_gradients_local(self) -> bool:
-        """Whether :meth:`keep_gradients_local` can be had: only then trials can differ."""
-        ...
-
-    @property
-    def num_joined_batches(self) -> int:
-        """How many replicas' batches one gradient sees while gradients are shared."""
         ...
 
     # --- beginning and end ---------------------------------------------------------------------------

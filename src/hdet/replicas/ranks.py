@@ -37,8 +37,6 @@ class RankReplicas:
         bucket_mib: buffer size for averaging, in MiB.
     """
 
-    needs_syncs = False
-
     def __init__(
         self,
         group: ReplicaGroup,
@@ -48,7 +46,11 @@ class RankReplicas:
         probe: Callable[[], Tensor | float] | None,
         bucket_mib: float,
     ) -> None:
-        self.count, self.index = group.count, group.index
+        self.count, self.index, self.has_others = group.count, group.index, group.communicates
+        self.has_probe, self.num_joined_batches, self.needs_syncs = probe is not None, group.count, False
+        # Gradients are local where there is nobody to share with, or where this model is what shares them.
+        is_ddp = isinstance(model, DistributedDataParallel)
+        self.can_keep_gradients_local = is_ddp or not group.communicates
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
@@ -60,29 +62,9 @@ class RankReplicas:
         self._hooks: list[Any] = []
 
     @property
-    def has_others(self) -> bool:
-        """Whether there is anyone to exchange with."""
-        return self._group.communicates
-
-    @property
     def differ(self) -> bool:
         """Whether replicas may hold different parameters: values are explored, or a start was perturbed."""
         return self._explores or self._has_parted
-
-    @property
-    def has_probe(self) -> bool:
-        """Whether replicas can be scored on a probe."""
-        return self._probe is not None
-
-    @property
-    def can_keep_gradients_local(self) -> bool:
-        """Whether there is nobody to share with, or the model is the one that shares them."""
-        return not self.has_others or isinstance(self._model, DistributedDataParallel)
-
-    @property
-    def num_joined_batches(self) -> int:
-        """How many replicas' batches one gradient sees: all of them."""
-        return self.count
 
     # --- beginning and end ---------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class _TensorPlaces:
         names = {id(tensor): name for name, tensor in (self.parameters | self.buffers).items()}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
         for module in model.modules():
-            for held in (module._parameters, module._buffers):
+            for held in (module._parameters, module._buffers):  # noqa: SLF001
                 for key, tensor in held.items():
                     if tensor is not None:  # a tensor with two names has two places
                         self._places[names[id(tensor)]].append((held, key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,8 @@ from hdet.errors import NotFiniteError
 from hdet.replicas.losses import LossRows, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
-from hdet.replicas.row_optimizers import Hyper, RowOptimizer
+from hdet.replicas.row_optimizers import RowOptimizer
+from hdet.replicas.row_values import RowValues
 from hdet.replicas.rows import ModelRows, join
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.replicas.warm_start import add_noise
@@ -38,8 +40,6 @@ class StackedReplicas:
         probe: ``probe(model)``, the loss that replicas are compared by.
     """
 
-    needs_syncs = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -52,7 +52,11 @@ class StackedReplicas:
         joins_equal: bool,
         probe: Callable[[nn.Module], Tensor | float] | None,
     ) -> None:
-        self.count, self.index = count, 0
+        self.count, self.index, self.has_others = count, 0, count > 1
+        self.has_probe = probe is not None
+        self.num_joined_batches = 1 if has_local_gradients else count
+        self.can_keep_gradients_local = True
+        self.needs_syncs = True  # the user's model is written there
         self.probe = probe
         """What replicas are scored by."""
         self.row_optimizer = RowOptimizer(optimizer)
@@ -62,29 +66,9 @@ class StackedReplicas:
         self._vectorizes, self._keeps_gradients, self._have_parted = vectorize, False, False
         self._losses = LossRows(count, self.rows.matrices[0].device)
         self._gradients: list[Tensor] = []
-        self._multipliers: dict[str, Sequence[float]] = {}
-        self._values: Values | None = None
+        self.row_values: RowValues | None = None
+        """What each row uses of what is explored."""
         self._gradients_ready = self._step_made = lambda: None
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there is more than one."""
-        return self.count > 1
-
-    @property
-    def has_probe(self) -> bool:
-        """Whether replicas can be scored on a probe."""
-        return self.probe is not None
-
-    @property
-    def can_keep_gradients_local(self) -> bool:
-        """Always: gradients are computed here."""
-        return True
-
-    @property
-    def num_joined_batches(self) -> int:
-        """How many replicas' batches one gradient sees after the scout."""
-        return 1 if self._has_local_gradients else self.count
 
     @property
     def differ(self) -> bool:
@@ -93,8 +77,8 @@ class StackedReplicas:
             self._have_parted
             or self._keeps_gradients
             or self._has_local_gradients
-            or self._values is None
-            or self._values.explores
+            or self.row_values is None
+            or self.row_values.explores
         )
 
     @property
@@ -113,38 +97,24 @@ class StackedReplicas:
         is_common, num_rows = not isinstance(batch, list), self.num_distinct
         if num_rows < self.count and not is_common:
             is_common, batch = True, join(batch)
-        try:
+        values = self._attached()
+        with values.one_by_one() as hold_static_of:
             losses, gradients = self.rows.losses_and_gradients(
-                batch, is_common=is_common, before=self._hold_static_of, num_rows=num_rows
+                batch, is_common=is_common, before=hold_static_of, num_rows=num_rows
             )
-        finally:
-            self._hold_static_of(None)
         if not self._has_local_gradients and not self._keeps_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
         self._gradients = gradients
         self._gradients_ready()
-        self.row_optimizer.step(self.weights(), gradients, self._explored_in)
+        self.row_optimizer.step(self.weights(), gradients, partial(values.in_group, num_rows=num_rows))
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
-        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        self._optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
         self._step_made()
         return losses.expand(self.count)
 
-    def hyperparameters_of(self, group_index: int) -> Hyper:
-        """What the rows of a parameter group use now, each a number, or a column with an entry for each."""
-        matrix = self.weights()[group_index]
-        return self.row_optimizer.hyperparameters_of(group_index, matrix, self._explored_in(group_index))
-
-    def _explored_in(self, group_index: int) -> dict[str, list[float]]:
-        assert self._values is not None
-        rows = {name: row[: self.num_distinct] for name, row in self._multipliers.items()}
-        return self._values.in_group(group_index, rows)
-
-    def _hold_static_of(self, replica: int | None) -> None:
-        """Put a replica's values where the model reads them; None for the shared ones."""
-        if self._values is not None:
-            self._values.hold_static(
-                {name: 1.0 if replica is None else row[replica] for name, row in self._multipliers.items()}
-            )
+    def _attached(self) -> RowValues:
+        assert self.row_values is not None, "an ensemble attaches itself first"
+        return self.row_values
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -169,7 +139,7 @@ class StackedReplicas:
                 f"vectorize must be False to explore {values.static_names}, got True: they are read by the "
                 "model itself, which then runs once for all replicas. Pass vectorize=False"
             )
-        self._values = values
+        self.row_values = RowValues(values)
         self._averages_moments = averages_moments or self._has_local_gradients
         self._gradients_ready, self._step_made = gradients_ready, step_made
 
@@ -181,7 +151,7 @@ class StackedReplicas:
 
     def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Give every row its multipliers: the optimizer holds the shared values."""
-        self._multipliers |= multipliers
+        self._attached().place(multipliers)
         return dict.fromkeys(multipliers, 1.0)
 
     def keep_gradients_local(self, is_local: bool) -> None:
@@ -204,13 +174,11 @@ class StackedReplicas:
 
         def score_all() -> float:
             assert self.probe is not None
-            scores.extend(self.rows.scores(self.probe, self._hold_static_of, self.num_distinct))
+            with self._attached().one_by_one() as hold_static_of:
+                scores.extend(self.rows.scores(self.probe, hold_static_of, self.num_distinct))
             return 0.0
 
-        try:
-            run_probe(score_all, None)
-        finally:
-            self._hold_static_of(None)
+        run_probe(score_all, None)
         return scores * (self.count // len(scores))
 
     def report(

@@ -285,5 +285,6 @@ def _self_test(time_limit_seconds: float) -> Iterable[Check]:
         f"all-reduce of 1 float {seen.all_reduce_one_milliseconds:.2f} ms, "
         f"of 1 M floats {seen.all_reduce_million_milliseconds:.1f} ms "
         f"({seen.bandwidth_bytes_per_second / 1e9:.2f} GB/s), "
-        f"converge of 1 M parameters {seen.converge_milliseconds:.1f} ms",
+        f"converge of 1 M parameters {seen.converge_milliseconds:.1f} ms; "
+        f"a short run raised a learning rate that was too low by x{seen.found_factor:.0f}",
     )

@@ -52,6 +52,8 @@ class SelfTest:
     """The ensemble's average of a million parameters."""
     largest_difference: float
     """How far parameters of the replicas were apart at the end of a round, before the sync."""
+    found_factor: float
+    """Learning rate that a short run with ``hdet.AutoLR`` found, over the one that it started from."""
 
 
 class SelfTestError(HdetError, RuntimeError):
@@ -61,8 +63,8 @@ class SelfTestError(HdetError, RuntimeError):
 def self_test(*, time_limit_seconds: float = 60.0) -> SelfTest:
     """Train a small model on two gloo processes, and measure what they exchange.
 
-    The replicas have different learning rates: their parameters must differ before every sync and agree to
-    the bit after it. No process outlives the call.
+    The replicas have different learning rates: their parameters must differ before every sync and be equal
+    after it. Then a short run must find a learning rate. No process outlives the call.
 
     Args:
         time_limit_seconds: after which the processes are ended and :class:`SelfTestError` is raised.
@@ -165,6 +167,7 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
     one_milliseconds = _median_milliseconds(lambda: dist.all_reduce(one), 30)
     million_milliseconds = _median_milliseconds(lambda: dist.all_reduce(million), 15)
     largest_difference, converge_milliseconds = _train(rank)
+    found_factor = _find(rank)
     sent_bytes = 2 * (NUM_RANKS - 1) / NUM_RANKS * million.element_size() * NUM_FLOATS
     report = SelfTest(
         startup_seconds=startup_seconds,
@@ -173,6 +176,7 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
         bandwidth_bytes_per_second=1000 * sent_bytes / max(1e-3, million_milliseconds - one_milliseconds),
         converge_milliseconds=converge_milliseconds,
         largest_difference=largest_difference,
+        found_factor=found_factor,
     )
     if rank == 0:
         (folder / "report.json").write_text(json.dumps(dataclasses.asdict(report)))
@@ -221,6 +225,41 @@ def _train(rank: int) -> tuple[float, float]:
         largest = max(largest, before)
     times = [record.milliseconds["converge"] for record in records[1:]]  # the first one makes the buckets
     return largest, statistics.median(times) if times else 0.0  # only replica zero has records
+
+
+def _find(rank: int) -> float:
+    """A whole run that finds its learning rate: probe, scout, save points, controller and tail."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hdet
+
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 1)
+    model = DistributedDataParallel(layer)
+    start = 1e-5
+    optimizer = torch.optim.Adam(model.parameters(), lr=start)
+    held_out = torch.randn(64, 8, generator=torch.Generator().manual_seed(99))
+
+    def loss_of(module: nn.Module, x: Tensor) -> Tensor:
+        return (module(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    auto = hdet.AutoLR(optimizer, total_steps=300, model=model, probe=lambda: loss_of(layer, held_out))
+    batches = torch.Generator().manual_seed(rank)
+    for _ in range(300):
+        loss = loss_of(model, torch.randn(8, 8, generator=batches))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+    apart = _difference(layer.weight)
+    if apart != 0:
+        raise SelfTestError(f"after a run with hdet.AutoLR, parameters of the replicas differ by {apart}")
+    factor = auto.found_lr["lr"] / start
+    if auto.is_scouting or not factor > 1:
+        raise SelfTestError(f"hdet.AutoLR must raise a learning rate that is too low, got x{factor:.3g}")
+    return factor
 
 
 def _difference(parameter: Tensor) -> float:

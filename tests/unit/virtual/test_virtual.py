@@ -23,6 +23,13 @@ def build(model: nn.Module, **settings: Any) -> hdet.VirtualEnsemble:
     return hdet.VirtualEnsemble(model, optimizer, settings.pop("loss", loss_of), **settings)
 
 
+def hyperparameters_of(ensemble: hdet.VirtualEnsemble) -> Any:
+    """Of the first parameter group, as the next step uses them."""
+    replicas = ensemble.replicas
+    explored = replicas.row_values.in_group(0, num_rows=replicas.num_distinct)
+    return replicas.row_optimizer.hyperparameters_of(0, replicas.weights()[0], explored)
+
+
 def test_the_model_holds_the_mean_after_a_sync() -> None:
     model = nn.Linear(3, 2)
     ensemble = build(model)
@@ -333,17 +340,17 @@ def test_bounds_hold_in_every_row() -> None:
         sync_every=10,
     )
     for _ in range(4):
-        column = ensemble.replicas.hyperparameters_of(0)["lr"]
+        column = hyperparameters_of(ensemble)["lr"]
         assert column.max() <= 0.3 and column.min() >= 0.01
         ensemble.step(torch.zeros(5, 3))
 
 
 def test_base_values_change_nothing_for_later_steps() -> None:
     ensemble = build(nn.Linear(3, 2))
-    before = ensemble.replicas.hyperparameters_of(0)["lr"]
+    before = hyperparameters_of(ensemble)["lr"]
     with ensemble.engine.base_values():
         pass
-    assert torch.equal(ensemble.replicas.hyperparameters_of(0)["lr"], before)
+    assert torch.equal(hyperparameters_of(ensemble)["lr"], before)
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
