@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -112,17 +111,17 @@ def check_replicas(
     """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     parameters += [] if model is None else list(model.parameters())
-    if any(isinstance(p, DTensor) for p in parameters):
+    if any(_is_a(p, "DTensor") for p in parameters):
         raise TypeError(
             "model must hold whole parameters in every process, got DTensors: fully_shard, HSDP and tensor "
             "parallelism are not supported yet. Use DistributedDataParallel"
         )
-    if model is not None and any(_is_fsdp1(module) for module in model.modules()):
+    if model is not None and any(_is_a(module, "FullyShardedDataParallel") for module in model.modules()):
         raise TypeError(
             "model must hold whole parameters in every process, got a FullyShardedDataParallel: each rank "
             "holds another shard, and their mean would be nonsense. Use DistributedDataParallel"
         )
-    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
         raise TypeError(
             "optimizer must step all parameters in every process, got a ZeroRedundancyOptimizer: each rank "
             "steps its part with its own learning rate and sends it to the others. Use a plain optimizer"
@@ -145,9 +144,9 @@ def check_replicas(
         )
 
 
-def _is_fsdp1(module: nn.Module) -> bool:
-    # By name: importing the class takes a tenth of a second.
-    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
+def _is_a(thing: object, class_name: str) -> bool:
+    # By name: importing these classes takes as long as importing half of torch.
+    return any(kind.__name__ == class_name for kind in type(thing).__mro__)
 
 
 def check_scout(

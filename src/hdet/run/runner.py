@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder, write_json
 from hdet.run.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
 from hdet.tasks.task import Task, load_task, options_of
-from hdet.telemetry import JsonlSink, RecordSink, RoundRecord
+from hdet.telemetry import JsonlSink, RecordSink, RoundRecord, read_records
 from hdet.telemetry.trackers import Tee
 
 __all__ = ["Progress", "Result", "evaluate", "run"]
@@ -103,26 +104,17 @@ def run(
         state = folder.load_checkpoint()
         trainer.load_state_dict(state["trainer"])
         seconds_before = state["seconds"]
-        watch.corrections.update(state["corrections"])
-        watch.peaks.update(state["peaks"])
     return _Run(task, config, folder, trainer, watch, seconds_before, device).train(on_progress, should_stop)
 
 
 class _Watch:
-    """Takes the engine's records, passes them on, and keeps what the result needs."""
+    """Takes the engine's records and passes them on."""
 
     def __init__(self, sinks: Tee, on_record: Callable[[RoundRecord], None]) -> None:
         self._sinks, self._on_record = sinks, on_record
-        self.corrections: dict[str, float] = {}
-        self.peaks: dict[str, float] = {}
 
     def write(self, record: RoundRecord) -> None:
         self._sinks.write(record)
-        for name, trace in record.base_trace.items():
-            self.peaks[name] = max([self.peaks.get(name, 0.0), *trace])
-        # At the very end the plan is near zero and a quotient of two such numbers says little.
-        if record.signal or record.scout:
-            self.corrections.update(record.correction)
         self._on_record(record)
 
     def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
@@ -225,8 +217,6 @@ class _Run:
                 {
                     "trainer": self._trainer.state_dict(),
                     "seconds": self._seconds(),
-                    "corrections": dict(self._watch.corrections),
-                    "peaks": dict(self._watch.peaks),
                 }
             )
 
@@ -249,14 +239,14 @@ class _Run:
         return result
 
     def _found_lr(self) -> float:
-        """The peak with the last correction on it; the largest base where a controller replaces the plan."""
-        factors = [v for k, v in self._watch.corrections.items() if k == "lr" or k.startswith("lr.")]
-        peaks = [v for k, v in self._watch.peaks.items() if k == "lr" or k.startswith("lr")]
+        """The peaks as the run has corrected them; the largest base where a controller holds its own."""
         if self._config.controller == "paper":
-            return max(peaks, default=self._config.lr)
-        if not factors:
-            return self._config.lr
-        return self._config.lr * math.exp(math.fsum(math.log(f) for f in factors) / len(factors))
+            records = read_records(self._folder.records) if self._folder.records.exists() else []
+            bases = [
+                lr for r in records for n, trace in r.base_trace.items() if n.startswith("lr") for lr in trace
+            ]
+            return max(bases, default=self._config.lr)
+        return statistics.geometric_mean(self._trainer.engine.found_lr.values())
 
 
 @torch.no_grad()
