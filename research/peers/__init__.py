@@ -2,11 +2,9 @@
 
 from research.peers import (
     averaging,
-    dog,
     finders,
     grid,
     hypergradient,
-    mechanic,
     packages,
     pbt,
     pbt_ray,
@@ -22,8 +20,6 @@ _FAMILIES = (
     plain,
     range_test,
     packages,
-    dog,
-    mechanic,
     hypergradient,
     pbt,
     pbt_ray,

@@ -1,4 +1,4 @@
-"""Schedule-free, Prodigy and D-Adaptation, from their authors' packages and by their advice."""
+"""Schedule-free, Prodigy, D-Adaptation, DoG and Mechanic: their authors' packages, by their advice."""
 
 from __future__ import annotations
 
@@ -66,6 +66,26 @@ def _dadaptation(job: Job) -> Trained:
     return Trained(evaluate(job.task, model), group["d"] / group.get("g0_norm", 1.0))
 
 
+def _dog(job: Job) -> Trained:
+    package = load_package("dog")
+    model = job.build_model()
+    optimizer = package.DoG(job.parameters(model))
+    averager = package.PolynomialDecayAverager(model)  # the README: crucial, as the step size never decays
+    descend(job, model, optimizer, job.batches(), job.steps, after_step=averager.step)
+    return Trained(evaluate(job.task, averager.averaged_model), float(optimizer.param_groups[0]["eta"][0]))
+
+
+def _mechanic(job: Job) -> Trained:
+    package = load_package("mechanic_pytorch")
+    model = job.build_model()
+    base = job.optimizer(model, 1.0)
+    optimizer = package.mechanize(type(base))(base.param_groups)
+    # The README: the schedule that one would use anyway, with a peak of 1.
+    shape = partial(one_cycle, total_steps=job.steps, anneal="linear")
+    descend(job, model, optimizer, job.batches(), job.steps, shape=shape)
+    return Trained(evaluate(job.task, model), float(optimizer.state["_mechanic"]["s"].sum()))
+
+
 METHODS = (
     Method(
         name="schedulefree",
@@ -86,5 +106,20 @@ METHODS = (
         "linear anneal",
         run=_dadaptation,
         package="dadaptation",
+    ),
+    Method(
+        name="dog",
+        description="DoG (an SGD for either optimizer), which needs no LR; no schedule, "
+        "polynomial-decay average",
+        run=_dog,
+        package="dog",
+        uses_start=False,
+    ),
+    Method(
+        name="mechanic",
+        description="Mechanic over AdamW or SGD at lr 1, as its authors advise; 10 % warmup, linear anneal",
+        run=_mechanic,
+        package="mechanic_pytorch",
+        uses_start=False,
     ),
 )

@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import nn
 
+from hdet.core.shape import one_cycle
 from hdet.errors import HdetError
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
 from hdet.run.runner import evaluate, run
 from hdet.tasks.quadratic import Quadratic
 from hdet.tasks.task import load_task
-from research.peers import METHODS
+from research.peers import METHODS, packages
 from research.peers.averaging import Outer
-from research.peers.base import Job, Method, Trained
-from research.peers.dog import DoG, average_into
+from research.peers.base import Job, Method, Trained, descend
 from research.peers.grid import lr_at, next_points
 from research.peers.hypergradient import Hypergradient
-from research.peers.mechanic import Mechanic
 from research.peers.members import Members
 from research.peers.pbt import exploits
 from research.peers.range_test import ramp, suggestion
@@ -205,50 +204,46 @@ def test_hypergradient_of_adam():
     assert x.item() == pytest.approx(0.9 - 0.13 * first / math.sqrt(second))
 
 
-def test_dog_divides_the_distance_by_the_gradients():
-    x = point(3.0, 4.0)
-    optimizer = DoG([x], relative_distance=0.01, eps=0.0)
-    give(x, 0.0, 2.0)
-    optimizer.step()  # eta = 0.01 (1 + 5) / 2
-    assert x.tolist() == pytest.approx([3.0, 4.0 - 0.06])
-    give(x, 0.0, 1.5)
-    optimizer.step()  # it has moved by 0.06: eta = 0.06 / sqrt(4 + 2.25)
-    assert optimizer.step_size == pytest.approx(0.06 / 2.5)
-    assert x.tolist() == pytest.approx([3.0, 3.94 - 0.036])
-    give(x, 6.0, 0.0)
-    optimizer.step()
-    assert optimizer.step_size == pytest.approx(0.096 / 6.5)
+def test_dog_divides_the_distance_by_the_gradients_and_is_evaluated_at_its_average():
+    task = Quadratic(size=4)
+    job = Job(task=task, start_lr=1.0, steps=20, seed=0, num_replicas=2, optimizer_kind="sgd")
+    model, average = job.build_model(), job.build_model()
+    (x,), (mean,) = model.parameters(), average.parameters()
+    start, squares, distance = x.detach().clone(), 1e-8, 1e-6 * (1 + x.detach().norm())
+    for t, batch in enumerate(itertools.islice(job.batches(), job.steps), 1):
+        (gradient,) = torch.autograd.grad(task.loss(model, batch), x)
+        with torch.no_grad():
+            squares = squares + gradient.norm() ** 2
+            distance = torch.maximum(distance, (x - start).norm())
+            x -= distance / squares**0.5 * gradient
+            mean.lerp_(x, 9 / (t + 8))
+    found = METHODS["dog"].run(job)
+    assert found.found_lr == pytest.approx(float(distance / squares**0.5), rel=1e-4)
+    last, averaged = (evaluate(task, each)["loss"] for each in (model, average))
+    assert abs(found.metrics["loss"] - averaged) < 0.01 * abs(last - averaged)
 
 
-def test_dog_is_evaluated_at_a_polynomial_average():
-    model, average = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    for step, value in enumerate((1.0, 2.0, 4.0), 1):
-        nn.init.constant_(model.weight, value)
-        average_into(average, model, step, gamma=8.0)
-    after_two = 1 + 9 / 10 * (2 - 1)  # weights (1 + 8) / (t + 8): 1, 9/10, 9/11
-    assert average.weight.item() == pytest.approx(after_two + 9 / 11 * (4 - after_two))
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_mechanic_scales_the_updates_of_the_optimizer_that_is_compared(kind, monkeypatch):
+    used = []
 
+    def seen(job, model, optimizer, *rest, **more):
+        used.append(optimizer)
+        descend(job, model, optimizer, *rest, **more)
 
-def test_mechanic_scales_the_sum_of_updates():
-    x = point(1.0)
-    optimizer = Mechanic(torch.optim.SGD([x], lr=1.0), scale=0.06, decay=0.5, eps=0.0001)
-    give(x, 2.0)
-    optimizer.step()  # no sum yet, so that h = 0 and s = 0; the sum becomes -2
-    assert (x.item(), optimizer.scale) == (1.0, 0.0)
-    give(x, 3.0)
-    optimizer.step()  # h = -2 * 3; s = 0.01 |h| / (|h| + eps) for each of six; the sum becomes -5
-    first = 6 * 0.01 * 6 / 6.0001
-    assert optimizer.scale == pytest.approx(first)
-    assert x.item() == pytest.approx(1 - 5 * first)
-    give(x, 1.0)
-    optimizer.step()  # h = -5 (1 + 0.5 s |g| x / |x|); r = -s_i h
-    h = -5 * (1 + 0.5 * first)
-    expected = [
-        (0.01 * max(beta * 6, -h) - first / 6 * h) / (math.sqrt(beta**2 * 36 + h**2) + 0.0001)
-        for beta in (1 - 0.1**k for k in range(1, 7))
-    ]
-    assert optimizer.scale == pytest.approx(sum(expected))
-    assert x.item() == pytest.approx(1 - 6 * sum(expected))
+    monkeypatch.setattr(packages, "descend", seen)
+    task = load_task("charlm", {"width": 8, "length": 8})
+    job = Job(task=task, start_lr=0.5, steps=12, seed=0, num_replicas=2, optimizer_kind=kind)
+    found_lr = METHODS["mechanic"].run(job).found_lr
+    base = job.optimizer(job.build_model(), 1.0)
+    (optimizer,) = used
+    assert isinstance(optimizer, type(base))
+    assert len(optimizer.param_groups) == len(base.param_groups) > 1
+    last = one_cycle(11, 12, anneal="linear")  # the start is not used
+    for expected, group in zip(base.param_groups, optimizer.param_groups, strict=True):
+        differing = {"params": None, "lr": last}
+        assert group | {"params": None} == expected | differing
+    assert 0 < found_lr == optimizer.state["_mechanic"]["s"].sum().item()
 
 
 def test_the_outer_step_of_diloco():
