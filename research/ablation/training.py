@@ -18,6 +18,7 @@ from hdet.core.shape import one_cycle
 from hdet.errors import AllReplicasFailedError
 from hdet.run.runner import evaluate
 from hdet.run.trainers import VirtualTrainer
+from hdet.telemetry.names import is_learning_rate
 from research.ablation.rows import decay_shape
 from research.ablation.rules import judge
 from research.compare.ledger import Record, task_of
@@ -120,7 +121,7 @@ def _train_replicas(
     engine = trainer.engine
     while engine.num_steps < job.steps:
         is_scouting = engine.is_scouting
-        base = {name: float(value) for name, value in engine.base.items() if name.startswith("lr")}
+        base = {name: float(value) for name, value in engine.base.items() if is_learning_rate(name)}
         seen = trainer.step()
         if is_scouting:
             continue  # trials at rates that are meant to be too large

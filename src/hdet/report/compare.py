@@ -9,7 +9,8 @@ from hdet.report.chart import Chart, Trace, line, series_color
 from hdet.report.runs import Evaluation, Run, number
 from hdet.report.series import base_series, thin
 from hdet.report.steering import schedule
-from hdet.report.words import are_comparable, duration, excluded_events, figure, found_lr, is_learning_rate
+from hdet.report.words import are_comparable, duration, excluded_events, figure, found_lr
+from hdet.telemetry.names import is_learning_rate
 
 __all__ = ["Cell", "comparison_charts", "comparison_table"]
 

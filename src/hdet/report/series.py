@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hdet.report.found import scouted_of
 from hdet.report.runs import Run
 from hdet.telemetry import RoundRecord
+from hdet.telemetry.names import is_learning_rate
 
 __all__ = [
     "Place",
@@ -183,8 +184,8 @@ def base_series(run: Run, name: str) -> tuple[list[int], list[float]]:
 
 def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     """What the schedule had planned; empty if nothing was corrected."""
-    dial = re.sub(r"\[\d+\]$", "", name)  # fields of one dial share its correction
-    corrections = [record.correction.get(dial, 1.0) for record in run.records]
+    tunable = re.sub(r"\[\d+\]$", "", name)  # fields of one tunable share its correction
+    corrections = [record.correction.get(tunable, 1.0) for record in run.records]
     if all(abs(c - 1) < 1e-9 for c in corrections):
         return [], []
     points: list[tuple[int, float]] = []
@@ -195,7 +196,7 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
             if name in record.base and math.isfinite(correction) and correction > 0:
                 points.append((record.step, record.base[name] / correction))
     else:
-        scouted = scouted_of(run) if dial.startswith("lr") else None
+        scouted = scouted_of(run) if is_learning_rate(tunable) else None
         first = scouted.choice.factor if scouted is not None and scouted.choice is not None else 1.0
         for record, in_force in zip(run.records, [first, *corrections], strict=False):
             points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 from hdet.report.found import Choice, Scouted, anchored_of, scouted_of
 from hdet.report.runs import Run, number
+from hdet.telemetry.names import is_learning_rate
 
 __all__ = [
     "are_comparable",
@@ -18,7 +18,6 @@ __all__ = [
     "excluded_events",
     "figure",
     "found_lr",
-    "is_learning_rate",
     "sentence",
 ]
 
@@ -72,15 +71,6 @@ def duration(seconds: float) -> str:
         if whole:
             return f"{whole} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{round(seconds)} s"
-
-
-def is_learning_rate(name: str) -> bool:
-    """Whether a hyperparameter is the learning rate, of all parameter groups or of one.
-
-    >>> [is_learning_rate(name) for name in ("lr", "lr.embedding", "lr[1]", "lr_floor")]
-    [True, True, True, False]
-    """
-    return re.fullmatch(r"lr([./\[].*)?", name, re.DOTALL) is not None
 
 
 def excluded_events(run: Run) -> list[tuple[int, int, str]]:

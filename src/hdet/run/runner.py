@@ -19,6 +19,7 @@ from hdet.run.folder import RunFolder, write_json
 from hdet.run.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
 from hdet.tasks.task import Task, load_task, options_of
 from hdet.telemetry import JsonlSink, RecordSink, RoundRecord, read_records
+from hdet.telemetry.names import is_learning_rate
 from hdet.telemetry.trackers import Tee
 
 __all__ = ["Progress", "Result", "evaluate", "run"]
@@ -185,7 +186,7 @@ class _Run:
             step=step,
             steps=self._config.steps,
             loss=self._train_loss,
-            base_lr=max(float(v) for k, v in self._trainer.engine.base.items() if k.startswith("lr")),
+            base_lr=max(float(v) for k, v in self._trainer.engine.base.items() if is_learning_rate(k)),
             evaluation=self._metrics.get("loss"),
         )
 
@@ -243,7 +244,11 @@ class _Run:
         if self._config.controller == "paper":
             records = read_records(self._folder.records) if self._folder.records.exists() else []
             bases = [
-                lr for r in records for n, trace in r.base_trace.items() if n.startswith("lr") for lr in trace
+                lr
+                for r in records
+                for n, trace in r.base_trace.items()
+                if is_learning_rate(n)
+                for lr in trace
             ]
             return max(bases, default=self._config.lr)
         return statistics.geometric_mean(self._trainer.engine.found_lr.values())

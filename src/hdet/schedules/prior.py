@@ -13,6 +13,7 @@ from hdet.core.checks import require_number
 from hdet.explore import LearningRate
 from hdet.schedules.replay import export_schedule
 from hdet.telemetry import RoundRecord, read_records
+from hdet.telemetry.names import is_learning_rate
 
 __all__ = ["Prior", "prior_from"]
 
@@ -111,7 +112,8 @@ def _learning_rates(run: str | Path | Sequence[RoundRecord]) -> dict[str, list[f
         path = Path(run)
         run = list(read_records(path / "records.jsonl" if path.is_dir() else path))
     schedule = export_schedule(run)
-    return {name: values for name, values in schedule.items() if name == "lr" or name.startswith("lr.")}
+    # lr[1], lr[2] are not groups of their own: they follow lr.
+    return {n: values for n, values in schedule.items() if is_learning_rate(n) and not n.startswith("lr[")}
 
 
 def _mean_log(values: Sequence[float]) -> float:

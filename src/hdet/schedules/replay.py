@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.telemetry import RoundRecord
+from hdet.telemetry.names import is_learning_rate
 
 __all__ = ["ReplayLR", "export_schedule"]
 
@@ -76,7 +76,7 @@ class ReplayLR(LRScheduler):
                 f"{type(optimizer).__name__}"
             )
         # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one tunable.
-        lrs = [list(values) for name, values in schedule.items() if re.fullmatch(r"lr(\..*|\[\d+\])?", name)]
+        lrs = [list(values) for name, values in schedule.items() if is_learning_rate(name)]
         num_groups = len(optimizer.param_groups)
         if len(lrs) not in (1, num_groups) or not all(lrs):
             raise ValueError(
