@@ -26,7 +26,7 @@ def compare(
     task: TaskName = "charlm",
     methods: Annotated[
         str,
-        typer.Option(help="Comma-separated (default: all but pbt_ray); --methods help says what there is."),
+        typer.Option(help="Comma-separated (default: most); --methods help says what there is."),
     ] = "",
     starts: Annotated[
         str, typer.Option(help="Starting LRs, comma-separated, as factors on the best of the sweep.")

@@ -75,11 +75,11 @@ def _dog(job: Job) -> Trained:
     return Trained(evaluate(job.task, averager.averaged_model), float(optimizer.param_groups[0]["eta"][0]))
 
 
-def _mechanic(job: Job) -> Trained:
+def _mechanic(job: Job, s_init: float = 1e-8) -> Trained:
     package = load_package("mechanic_pytorch")
     model = job.build_model()
     base = job.optimizer(model, 1.0)
-    optimizer = package.mechanize(type(base))(base.param_groups)
+    optimizer = package.mechanize(type(base), s_init=s_init)(base.param_groups)
     # The README: the schedule that one would use anyway, with a peak of 1.
     shape = partial(one_cycle, total_steps=job.steps, anneal="linear")
     descend(job, model, optimizer, job.batches(), job.steps, shape=shape)
@@ -121,5 +121,13 @@ METHODS = (
         run=_mechanic,
         package="mechanic_pytorch",
         uses_start=False,
+    ),
+    Method(
+        name="mechanic_1e-6",
+        description="as mechanic, with s_init 1e-6, the default of its authors in optax, instead of 1e-8",
+        run=partial(_mechanic, s_init=1e-6),
+        package="mechanic_pytorch",
+        uses_start=False,
+        is_default=False,
     ),
 )
