@@ -77,7 +77,7 @@ def _axes(case: Case, label: str):
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[examples]'") from error
+        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[research]'") from error
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.set(title=case.title, xlabel="step", ylabel=label)

@@ -241,7 +241,7 @@ def write_figure(claims: Claims, path: Path) -> Path | None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[examples]'") from error
+        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[research]'") from error
     lrs = sorted({r["lr"] for r in records})
     by_lr = {lr: [r for r in records if r["lr"] == lr] for lr in lrs}
     figure = Figure(figsize=(10, 4.2), layout="constrained")

@@ -119,7 +119,7 @@ class Method:
     run: Callable[[Job], Trained]
     cost: int = 1
     package: str | None = None
-    extra: str = "peers"
+    extra: str = "research"
     uses_start: bool = True
     is_default: bool = True
     runs_here: bool = True
@@ -214,7 +214,7 @@ def descend(
         after_step()
 
 
-def load_package(name: str, extra: str = "peers") -> Any:
+def load_package(name: str, extra: str = "research") -> Any:
     """Import the package of a peer; a missing one says how to install it."""
     try:
         return importlib.import_module(name)

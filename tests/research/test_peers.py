@@ -130,7 +130,7 @@ def test_other_methods_survive_a_start_that_destroys_everything(name):
 
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prodigyopt", None)
-    with pytest.raises(HdetError, match=r"pip install 'hdet\[peers\]'"):
+    with pytest.raises(HdetError, match=r"pip install 'hdet\[research\]'"):
         METHODS["prodigy"].require()
     with pytest.raises(HdetError, match="prodigyopt is missing"):
         train("prodigy", Quadratic(size=2), 0.1)
