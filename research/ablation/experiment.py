@@ -12,11 +12,12 @@ from typing import Any
 from hdet.core.checks import require_choice, require_count
 from hdet.core.scout import Scout, least_steps
 from hdet.errors import HdetError
+from hdet.run.pool import Pool
 from hdet.tasks.task import load_task
 from research.ablation.rules import lattice_lr, next_points
 from research.ablation.summary import GRID, Ablation, best_of, choose, judged, plan
 from research.ablation.training import train
-from research.compare.ledger import Ledger, Record, Workers, read_ledger
+from research.compare.ledger import Ledger, Record, read_ledger, run_missing
 from research.compare.summary import CASE
 
 __all__ = ["ablate", "read_ablation"]
@@ -77,7 +78,7 @@ def ablate(
     grid: dict[int, dict[int, Record]] = {}
     done: list[Record] = []
 
-    with Workers(num_jobs, train) as workers:
+    with Pool(num_jobs) as pool:
 
         def finish(specs: list[Record], total: int) -> bool:
             count = len(done) + sum(spec in ledger for spec in specs)
@@ -88,7 +89,9 @@ def ablate(
                 on_done(min(count, total), total)
 
             one_more(0)
-            is_complete = workers.run_all(specs, ledger, on_done=one_more, should_stop=should_stop)
+            is_complete = run_missing(
+                specs, ledger, pool, train=train, on_done=one_more, should_stop=should_stop
+            )
             done.extend(ledger.find(specs))
             return is_complete
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdet.core.checks import require_choice, require_count
+from hdet.run.pool import Pool
 from research.claims.studies import STUDIES
 from research.claims.training import train
-from research.compare.ledger import Ledger, Record, Workers, read_ledger
+from research.compare.ledger import Ledger, Record, read_ledger, run_missing
 
 __all__ = ["STUDIES", "Claims", "read_claims", "run_claims"]
 
@@ -75,8 +76,8 @@ def run_claims(
         on_done(done, len(specs))
 
     on_done(done, len(specs))
-    with Workers(num_jobs, train) as workers:
-        is_complete = workers.run_all(specs, ledger, on_done=one_more, should_stop=should_stop)
+    with Pool(num_jobs) as pool:
+        is_complete = run_missing(specs, ledger, pool, train=train, on_done=one_more, should_stop=should_stop)
     return Claims(list(ledger.find(specs)), is_complete)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
+from hdet.run.pool import Pool
 from hdet.tasks.task import load_task
 from research.compare.ledger import (
     SWEEP,
     Ledger,
     Record,
-    Workers,
     read_ledger,
+    run_missing,
     timed_in_turn,
     train_one,
 )
@@ -99,11 +100,11 @@ def compare(
         done += more
         on_done(min(done, total), total)
 
-    with Workers(num_jobs) as workers:
+    with Pool(num_jobs) as pool:
 
         def finish(specs: list[Record]) -> bool:
             count(sum(spec in ledger for spec in specs))
-            return workers.run_all(specs, ledger, on_done=count, should_stop=should_stop)
+            return run_missing(specs, ledger, pool, on_done=count, should_stop=should_stop)
 
         best_lrs, is_complete = _sweep(bases, seeds, ledger, finish)
         if is_complete:

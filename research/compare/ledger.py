@@ -1,33 +1,28 @@
-"""Ledger: every run of a comparison as one JSON line, and the processes that add to it."""
+"""Ledger: every run of a comparison as one JSON line, and the runs that add to it."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-import multiprocessing
 import os
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import hdet
-from hdet.core.checks import require_count
 from hdet.errors import HdetError
+from hdet.run.pool import Pool, interruptible
 from hdet.tasks.task import Task, load_task
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
 from research.peers.base import Job
 
-__all__ = ["SWEEP", "Ledger", "Record", "Workers", "read_ledger", "task_of", "timed_in_turn", "train_one"]
+__all__ = ["SWEEP", "Ledger", "Record", "read_ledger", "run_missing", "task_of", "timed_in_turn", "train_one"]
 
 Record = dict[str, Any]
 
@@ -109,78 +104,42 @@ class Ledger:
         self._records[_key(record, self._names)] = record
 
 
-class Workers:
-    """Processes that run what a ledger does not have yet; they start at the first need and serve to the end.
+def run_missing(
+    specs: Sequence[Record],
+    ledger: Ledger,
+    pool: Pool,
+    *,
+    train: Callable[[Record], Record] | None = None,
+    on_done: Callable[[], None] = lambda: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Run what a ledger does not have yet, several at a time; whether all is there in the end.
 
     Args:
-        num_jobs: how many; 0 for one per core, 1 for this process itself.
+        specs: the runs: records without results.
+        ledger: where results go.
+        pool: whose processes run; one run at a time, or a single one, runs in this process.
         train: makes a spec a record, a function that a process can import; None for a run of a peer.
+        on_done: called after every run.
+        should_stop: asked now and then.
     """
+    jobs = [(spec, train) for spec in specs if spec not in ledger]
+    is_interrupted = False
 
-    def __init__(self, num_jobs: int = 0, train: Callable[[Record], Record] | None = None) -> None:
-        self._train = train
-        self._num_jobs = require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1
-        self._pool: ProcessPoolExecutor | None = None
+    def is_stopped() -> bool:
+        return is_interrupted or should_stop()
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def run_all(
-        self,
-        specs: Sequence[Record],
-        ledger: Ledger,
-        *,
-        on_done: Callable[[], None] = lambda: None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """Run what is missing, several at a time; whether all is there in the end.
-
-        Args:
-            specs: the runs: records without results.
-            ledger: where results go.
-            on_done: called after every run.
-            should_stop: asked now and then.
-        """
-        missing = [spec for spec in specs if spec not in ledger]
-        is_alone = self._num_jobs == 1 or (self._pool is None and len(missing) <= 1)
-        for record in self._here(missing, should_stop) if is_alone else self._there(missing, should_stop):
+    if pool.num_jobs == 1 or len(jobs) == 1:
+        found = (train_one(*job) for job in jobs if not is_stopped())
+    else:
+        found = (record for _, record in pool.run(train_one, jobs, should_stop=is_stopped))
+    for record in found:
+        if record is None:
+            is_interrupted = True
+        else:
             ledger.add(record)
             on_done()
-        return all(spec in ledger for spec in specs)
-
-    def _here(self, specs: Sequence[Record], should_stop: Callable[[], bool]) -> Iterator[Record]:
-        for spec in specs:
-            record = None if should_stop() else train_one(spec, self._train)
-            if record is None:
-                return
-            yield record
-
-    def _there(self, specs: Sequence[Record], should_stop: Callable[[], bool]) -> Iterator[Record]:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._num_jobs, mp_context=context, initializer=_prepare_worker)
-        left, waiting = deque(specs), set[Future["Record | None"]]()
-        is_stopped = False
-        while waiting or (left and not is_stopped):
-            # No more than are under way: what a pool has queued cannot be called off.
-            while left and not is_stopped and len(waiting) < self._num_jobs:
-                waiting.add(self._pool.submit(train_one, left.popleft(), self._train))
-            finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            is_stopped = is_stopped or should_stop()
-            for record in (future.result() for future in finished):
-                if record is None:
-                    is_stopped = True
-                else:
-                    yield record
-
-
-def _prepare_worker() -> None:
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # but for the time of a run
+    return all(spec in ledger for spec in specs)
 
 
 def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> Record | None:
@@ -188,7 +147,8 @@ def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> 
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
-        return (train or _train_one)(spec)
+        with interruptible():
+            return (train or _train_one)(spec)
     except KeyboardInterrupt:
         return None
     finally:

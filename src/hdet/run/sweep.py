@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hdet.core.checks import require_count, require_number
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
+from hdet.run.pool import Pool, interruptible
 from hdet.run.runner import run, task_facts
 from hdet.run.signals import stop_on_signal
 from hdet.tasks.task import load_task
@@ -96,27 +92,11 @@ def run_many(
     missing = [i for i, result in enumerate(results) if result is None]
     done = len(jobs) - len(missing)
     on_done(done)
-    num_jobs = min(require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1, len(missing))
-    if num_jobs <= 0:
-        return results
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, mp_context=context, initializer=_one_thread) as pool:
-        futures = {pool.submit(_run_one, *jobs[i]): i for i in missing}
-        waiting = set(futures)
-        try:
-            while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    results[futures[future]] = future.result()
-                    done += 1
-                on_done(done)
-                if should_stop():
-                    break
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        for future, i in futures.items():
-            if future.done() and not future.cancelled() and results[i] is None:
-                results[i] = future.result()
+    with Pool(num_jobs) as pool:
+        for place, result in pool.run(_run_one, [jobs[i] for i in missing], should_stop=should_stop):
+            results[missing[place]] = result
+            done += 1
+            on_done(done)
     return results
 
 
@@ -139,14 +119,10 @@ def _finished(config: RunConfig, path: Path) -> dict[str, Any] | None:
     return None if result["status"] == "stopped" else result
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _run_one(config: RunConfig, path: Path) -> dict[str, Any]:
     """In a worker process. Ctrl-C reaches it too: it stops, and the point is run again another time."""
-    task = load_task(config.task, config.task_options)
-    RunFolder(path).remove_run()
-    folder = RunFolder.create(path, config, task_facts(task))
-    with stop_on_signal() as should_stop:
+    with stop_on_signal() as should_stop, interruptible():
+        task = load_task(config.task, config.task_options)
+        RunFolder(path).remove_run()
+        folder = RunFolder.create(path, config, task_facts(task))
         return run(config, folder, task=task, should_stop=should_stop).to_json()
