@@ -10,6 +10,7 @@ from typing import Literal
 
 from research.ablation.rows import controller_start
 from research.ablation.summary import Case, Result
+from research.peers.base import load_package
 
 __all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_losses", "sign_of"]
 
@@ -22,25 +23,6 @@ VERDICT_RULE = (
     "without is lower than one that crashes on most seeds. Claims 1a and 1b hold if full HDET crashes on no "
     "seed at High, and does not hold if it crashes on most. Claims marked ' are those at the best "
     "plain LR, not at High as in the paper."
-)
-
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-_T = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
 )
 
 
@@ -63,8 +45,8 @@ def sign_of(differences: Sequence[float]) -> tuple[int, float, float]:
     count, mean = len(differences), statistics.fmean(differences)
     if count < 2:
         return 0, mean, math.inf
-    quantile = _T[count - 2] if count - 2 < len(_T) else 2.13
-    half = quantile * statistics.stdev(differences) / math.sqrt(count)
+    stats = load_package("scipy").stats
+    half = float(stats.t.ppf(0.975, count - 1) * stats.sem(differences))
     return (0 if abs(mean) <= half else int(math.copysign(1, mean))), mean, half
 
 

@@ -120,11 +120,8 @@ def slopes(records: Sequence[RoundRecord], which: str, *, skip: int = 0) -> Mapp
             continue
         pairs = zip(record.multipliers["lr"], losses, strict=False)
         points = [(math.log(rho), loss) for rho, loss in pairs if loss is not None]
-        if len(points) == record.num_replicas:
-            middle = statistics.fmean(x for x, _ in points)
-            variance = math.fsum((x - middle) ** 2 for x, _ in points)
-            if variance > 0:
-                found.append(math.fsum((x - middle) * loss for x, loss in points) / variance)
+        if len(points) == record.num_replicas and len({x for x, _ in points}) > 1:
+            found.append(statistics.linear_regression(*zip(*points, strict=True)).slope)
     if not found:
         return None
     return {"mean": statistics.fmean(found), "deviation": statistics.pstdev(found), "count": len(found)}

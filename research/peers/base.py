@@ -215,7 +215,7 @@ def descend(
 
 
 def load_package(name: str, extra: str = "research") -> Any:
-    """Import the package of a peer; a missing one says how to install it."""
+    """Import a package that research needs; a missing one says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

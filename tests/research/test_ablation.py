@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -228,6 +229,14 @@ def test_the_sign_of_a_mean():
     sign, mean, half = sign_of([-1.0, -2.0, -3.0, -4.0])  # deviation 1.291, half of it, times 3.182
     assert (sign, mean) == (-1, -2.5)
     assert half == pytest.approx(2.054, abs=1e-3)
+    _, _, half = sign_of([1.0, -1.0] * 10)  # deviation 1.02598, over the root of 20, times 2.0930
+    assert half == pytest.approx(0.48017, abs=1e-5)
+
+
+def test_a_missing_scipy_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(HdetError, match=r"scipy is missing; it comes with: pip install 'hdet\[research\]'"):
+        sign_of([1.0, 2.0])
 
 
 def test_losses_are_compared_seed_by_seed():
