@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import time
 import warnings
 from typing import Any
 
@@ -162,8 +161,7 @@ def test_at_a_sync_every_step_the_mean_is_plain_ddp() -> None:
 # --- agreement --------------------------------------------------------------------------------------
 
 
-def build_differently(rank: int, what: str) -> tuple[str, str, float]:
-    start = time.monotonic()
+def build_differently(rank: int, what: str) -> tuple[str, str]:
     settings: dict[str, Any] = {"sync_every": 10}
     model = Net()
     if what == "sync_every":
@@ -179,18 +177,17 @@ def build_differently(rank: int, what: str) -> tuple[str, str, float]:
     try:
         hdet.Ensemble(torch.optim.SGD(model.parameters(), lr=0.1), **settings)
     except hdet.ConfigurationMismatchError as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "none", "", 0.0
+        return type(error).__name__, str(error)
+    return "none", ""
 
 
 @pytest.mark.parametrize("what", ["sync_every", "explore", "controller", "seed", "parameters"])
 def test_different_settings_are_named_on_every_rank(what: str) -> None:
     results = run_replicas(build_differently, 4, what)
-    names, texts, seconds = zip(*results, strict=True)
+    names, texts = zip(*results, strict=True)
     assert set(names) == {"ConfigurationMismatchError"}
     assert len(set(texts)) == 1
     assert f"these differ: {what} (replica 0: " in texts[0] and "replica 3: " in texts[0]
-    assert max(seconds) < 5
 
 
 def different_bases(rank: int) -> str:

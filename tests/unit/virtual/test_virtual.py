@@ -129,19 +129,22 @@ def test_replicas_are_compared_by_the_probe() -> None:
     assert len(set(records[0].probes)) == 4
 
 
-def test_the_time_and_the_draws_of_a_probe_are_its_own() -> None:
+def test_the_time_and_the_draws_of_a_probe_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     records = hdet.Records()
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
 
     def slow_probe(model: nn.Module) -> torch.Tensor:
-        end = time.perf_counter() + 0.01
-        while time.perf_counter() < end:
-            torch.rand(1)
+        nonlocal now
+        now += 0.01
+        torch.rand(1)
         return loss_of(model, torch.ones(2, 3))
 
     ensemble = build(nn.Linear(3, 2), records=records, sync_every=1, probe=slow_probe)
     state = torch.get_rng_state()
     ensemble.step(torch.ones(5, 3))
-    assert records[0].milliseconds["probe"] >= 40  # four replicas
+    assert records[0].milliseconds["probe"] == pytest.approx(40)  # four replicas
+    assert sum(records[0].milliseconds.values()) == pytest.approx(40)
     assert torch.equal(torch.get_rng_state(), state)
 
 
