@@ -44,6 +44,7 @@ class AnchoredSteering:
     """
 
     needs_loss = True
+    reads_gradients = True
 
     def __init__(
         self,

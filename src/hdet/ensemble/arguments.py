@@ -105,8 +105,8 @@ def check_replicas(
     replicas: Replicas,
     values: ExploredValues,
     *,
-    controller: Controller | AnchoredController | None,
-    scout: Scout | None,
+    reads_gradients: bool,
+    scouts: bool,
 ) -> None:
     """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -132,12 +132,12 @@ def check_replicas(
             "their closures a different number of times and wait for each other forever. Set every spread to "
             "0, or use another optimizer"
         )
-    if isinstance(optimizer, SparseAdam) and isinstance(controller, AnchoredController):
+    if isinstance(optimizer, SparseAdam) and reads_gradients:
         raise TypeError(
             "optimizer must use dense gradients with an AnchoredController, got SparseAdam: the controller "
             "multiplies them with the weights. Use sparse=False and Adam, or leave the controller out"
         )
-    if scout is not None and isinstance(model, DistributedDataParallel) and model.static_graph:
+    if scouts and isinstance(model, DistributedDataParallel) and model.static_graph:
         raise ValueError(
             "model must be wrapped without static_graph for the scout, got static_graph=True: gradients stay "
             "local while it runs, which a static graph cannot do. Leave out static_graph, or the scout"

@@ -33,6 +33,7 @@ class ComparingSteering:
     """
 
     needs_loss = False
+    reads_gradients = False
     watches_probe = False
 
     def __init__(

@@ -132,8 +132,8 @@ class Ensemble:
         self.sync_every = sync_every
         self.total_steps = total_steps
         self.seed = seed
-        if replicas is None or isinstance(replicas, (ReplicaGroup, dist.ProcessGroup, str)):
-            group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)  # pyright: ignore[reportArgumentType]
+        if not isinstance(replicas, Replicas):
+            group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
             replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
         self.replicas: Replicas = replicas
         self._values = values = ExploredValues(explore, optimizer)
@@ -151,7 +151,14 @@ class Ensemble:
             warn=self._warn,
         )
         """What moves the shared values."""
-        check_replicas(optimizer, model, replicas, values, controller=controller, scout=scout)
+        check_replicas(
+            optimizer,
+            model,
+            replicas,
+            values,
+            reads_gradients=self.steering.reads_gradients,
+            scouts=scout is not None,
+        )
         if scout is not None:
             check_scout(scout, values, model=model, replicas=replicas, total_steps=total_steps)
         self._tail = Tail(
@@ -198,7 +205,6 @@ class Ensemble:
         # From here on things change.
         self._losses, self._scout_settings = losses, scout
         self._schedule = PacedSchedule(scheduler, total_steps)
-        self._is_corrected = isinstance(controller, AnchoredController)
         self._decision: ScoutDecision | None = None
         self._scout: ScoutPhase | None = None
         self._num_scout_steps = 0
@@ -438,7 +444,7 @@ class Ensemble:
             self.optimizer,
             peaks=self._peaks,
             total_steps=self.total_steps,
-            is_corrected=self._is_corrected,
+            is_corrected=self.steering.reads_gradients,
         )
         self._needs_loss = self._scout.needs_loss
 

@@ -16,6 +16,8 @@ class Steering(Protocol):
 
     needs_loss: bool
     """Whether every step must come with a loss."""
+    reads_gradients: bool
+    """Whether it looks at the gradients, which must then be dense, and corrects what the scout has found."""
 
     @property
     def watches_probe(self) -> bool:
@@ -64,6 +66,7 @@ class FollowSchedule:
     """Without a controller: the schedule alone decides."""
 
     needs_loss = False
+    reads_gradients = False
     watches_probe = False
 
     def begin(self, num_scout_steps: int, room_above: float) -> None:

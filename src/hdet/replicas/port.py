@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -79,6 +79,7 @@ class SavePoint(Protocol):
         ...
 
 
+@runtime_checkable
 class Replicas(Protocol):
     """N replicas of a model, wherever they live.
 
