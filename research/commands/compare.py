@@ -11,6 +11,7 @@ import typer
 
 from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.cli.output import Exit, Screen, numbers, usage_errors
+from hdet.errors import HdetError
 from hdet.run.signals import stop_on_signal
 
 if TYPE_CHECKING:
@@ -98,11 +99,10 @@ def compare(
                     should_stop=should_stop,
                 )
         text = table(comparison)
-        if path is not None:
-            _write(path, comparison, text)
+        page = None if path is None else _write(path, comparison, text, screen)
     screen.say(text)
-    if path is not None:
-        screen.say(f"report: {path / 'compare.html'}")
+    if page is not None:
+        screen.say(f"report: {page}")
     screen.give(
         {
             "cases": [_plain(_data(case)) for case in comparison.cases],
@@ -119,12 +119,16 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _write(path: Path, comparison: Comparison, text: str) -> None:
-    from research.compare.page import comparison_page
+def _write(path: Path, comparison: Comparison, text: str, screen: Screen) -> Path | None:
+    from research.compare.page import build_comparison
 
     path.mkdir(parents=True, exist_ok=True)
     (path / "compare.md").write_text(text, encoding="utf-8")
-    (path / "compare.html").write_text(comparison_page(comparison), encoding="utf-8")
+    try:
+        return build_comparison(comparison, path / "compare.html")
+    except HdetError as error:  # the table does not need it
+        screen.say(f"no report: {error}")
+        return None
 
 
 def _data(case: Case) -> dict[str, Any]:

@@ -1,149 +1,153 @@
-"""The page of a comparison: a chart and a table per task, in one file that asks for nothing else."""
+"""The page of a comparison: a table and charts per task, drawn as in the report of a run."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from research.compare import NOTES, Case, Cell, Comparison
+import hdet
+from hdet.report.chart import Chart, Trace, line, series_color
+from hdet.report.compare import Cell as TableCell
+from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
+from hdet.report.pieces import results_html, text
+from research.compare import NOTES, Case, Cell, Comparison, Row
 from research.peers import METHODS
 
-__all__ = ["comparison_page"]
+__all__ = ["build_comparison"]
 
-_WIDTH, _HEIGHT = 900, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 190, 16, 44
 _LARGEST = 2.0
-"""Ratios above it, and runs that diverged, are drawn at the top."""
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#b3558f", "#c58a00", "#4aa5dc", "#6f5fb0", "#767b84")
-_DASHES = ("", "6 3", "2 3")
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #8884; text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; } tr.own th { font-weight: 700; } tr th { font-weight: 500; }
-td small { display: block; opacity: .65; } td.best { font-weight: 700; }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-p, dl { max-width: 68ch; } dt { font-weight: 600; } dd { margin: 0 0 .4rem 1rem; }
-"""
+"""Ratios above it, and runs that diverged, are drawn at it."""
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """The whole page; every text is escaped."""
+def build_comparison(comparison: Comparison, out: str | Path) -> Path:
+    """Write the self-contained page of a comparison, and return its path.
+
+    Raises:
+        HdetError: plotly, which draws the charts, is not installed.
+    """
+    return build_page(
+        out,
+        title="Comparison - hdet",
+        footer=f"Written by hdet {hdet.__version__}. The page is one file and loads nothing from elsewhere.",
+        body=lambda pieces: _body(comparison, pieces),
+    )
+
+
+def _body(comparison: Comparison, pieces: Pieces) -> str:
     cases = comparison.cases
     used = {row.method for case in cases for row in case.rows}
-    words = "".join(
-        f"<dt>{_text(method.name)}</dt><dd>{_text(method.description)}</dd>"
-        for method in METHODS.values()
-        if method.name in used
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>hdet compared</title><style>{_STYLE}</style></head><body><h1>Finding the learning rate</h1>"
-        f"<p>{_text(NOTES)}</p>{''.join(_section(case) for case in cases)}"
-        f"<h2>Methods</h2><dl>{words}</dl></body></html>\n"
-    )
+    methods = [
+        [TableCell(name, name), TableCell(method.description, method.description)]
+        for name, method in METHODS.items()
+        if name in used
+    ]
+    sections = [_section(case) for case in cases]
+    if methods:
+        table = results_html(["method", "what it does"], methods, label="What each method does")
+        sections.append(Section("Methods", before=table))
+    introduction = f'<p class="sentence small">{text(NOTES)}</p>'
+    return body_html("Finding the learning rate", introduction, sections_html(sections, pieces, level=2))
 
 
-def _section(case: Case) -> str:
-    title = f"<section><h2>{_text(case.title)}</h2>"
+def _section(case: Case) -> Section:
     if case.best_lr is None:
-        return f"{title}<p>The sweep has no result yet.</p></section>"
-    best = f"<p>Best of the sweep: held-out loss {case.best_loss:.5g} at LR {case.best_lr:g}.</p>"
-    chart = _chart(case) if len(case.starts) > 1 else ""
-    return f"{title}{best}{chart}{_table(case, case.best_lr)}</section>"
+        return Section(case.title, before='<p class="fact">The sweep has no result yet.</p>')
+    best = f"Best of the sweep: held-out loss {case.best_loss:.5g} at LR {case.best_lr:g}."
+    table = results_html(*_table(case), label=f"Results: {case.title}")
+    # A star's hidden words would widen a narrow page where their column is scrolled out of sight.
+    table = f'<div style="position:relative;overflow:hidden">{table}</div>'
+    before = f'<p style="margin-bottom:1rem">{text(best)}</p>{table}'
+    return Section(case.title, _charts(case, case.best_lr), before=before)
 
 
-def _table(case: Case, best_lr: float) -> str:
-    names = ["method", *(f"x{start:g}" for start in case.starts), "runs", "time"]
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in names)
+def _table(case: Case) -> tuple[list[str], list[list[TableCell]]]:
     # Among what costs one run: the sweep is what they are measured by.
     lowest = {
         start: min(
-            (r.cells[start].mean for r in case.rows if r.cost == 1 and start in r.cells), default=math.inf
+            (row.cells[start].mean for row in case.rows if row.cost == 1 and start in row.cells),
+            default=math.inf,
         )
         for start in case.starts
     }
-    lines = []
+
+    def ratio(row: Row, start: float) -> TableCell:
+        cell = row.cells.get(start)
+        if cell is None:
+            return TableCell("-", None)
+        is_best = row.cost == 1 and cell.mean == lowest[start] < math.inf
+        return TableCell(str(cell), cell.mean, is_best)
+
+    rows = [
+        [
+            TableCell(row.method, row.method),
+            *(ratio(row, start) for start in case.starts),
+            TableCell(str(row.cost), row.cost),
+            TableCell(row.time, row.relative_seconds),
+        ]
+        for row in case.rows
+    ]
+    return ["method", *(f"x{start:g}" for start in case.starts), "runs", "time"], rows
+
+
+def _charts(case: Case, best_lr: float) -> Iterable[Chart]:
+    """By start, a line per method: what it ends at, and what it found."""
+    if len(case.starts) < 2:
+        return
+    yield Chart(
+        title="Held-out loss from every start",
+        caption="Over the best of the sweep. The closer to one a line stays, the less a wrong start matters. "
+        f"Ratios above {_LARGEST:g}, and runs that diverged, are crosses at {_LARGEST:g}.",
+        traces=_lines(case, lambda cell: (min(cell.mean, _LARGEST), str(cell), cell.mean > _LARGEST)),
+        x_title="start over the best LR",
+        y_title="held-out loss over the best of the sweep",
+        height=460,
+        is_log=True,
+        is_table_of_points=True,
+        layout={"xaxis": {"type": "log"}},
+    )
+
+    def found(cell: Cell) -> tuple[float, str, bool] | None:
+        return None if cell.found_lr is None else (cell.found_lr / best_lr, f"LR {cell.found_lr:.3g}", False)
+
+    traces = _lines(case, found)
+    if traces:
+        yield Chart(
+            title="Learning rate found",
+            caption="Over the best LR of the sweep, for the methods that look for one: geometric mean over "
+            "seeds. DoG's is the step of an SGD, whichever optimizer is compared.",
+            traces=traces,
+            x_title="start over the best LR",
+            y_title="found LR over the best",
+            is_log=True,
+            is_table_of_points=True,
+            layout={"xaxis": {"type": "log"}},
+        )
+
+
+def _lines(case: Case, point: Callable[[Cell], tuple[float, str, bool] | None]) -> list[Trace]:
+    """A line per method through its points: a height, what is said of it, and whether it is a cross."""
+    colored = sorted((row.method for row in case.rows), key=lambda name: not _is_own(name))  # ours are solid
+    traces = []
     for row in case.rows:
-        kind = ' class="own"' if row.method.startswith("hdet") else ""
-        cells = [_cell(row.cells.get(s), best_lr, row.cost == 1 and lowest[s]) for s in case.starts]
-        lines.append(
-            f'<tr{kind}><th scope="row">{_text(row.method)}</th>{"".join(cells)}'
-            f"<td>{row.cost}</td><td>{row.time}</td></tr>"
-        )
-    body = "".join(lines)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        known = [(start, point(row.cells[start])) for start in case.starts if start in row.cells]
+        points = [(start, *found) for start, found in known if found is not None]
+        if not points:
+            continue
+        starts, heights, words, are_crosses = map(list, zip(*points, strict=True))
+        color, dash = series_color(colored.index(row.method))
+        width = 3.5 if _is_own(row.method) else 1.5
+        trace = line(starts, heights, row.method, color, dash=dash, width=width)
+        symbols = ["x" if is_cross else "circle" for is_cross in are_crosses]
+        trace |= {
+            "mode": "lines+markers",
+            "marker": {"size": 7, "symbol": symbols},
+            "customdata": words,
+            "hovertemplate": "%{fullData.name}<br>start x%{x:~g}<br>%{customdata}<extra></extra>",
+        }
+        traces.append(trace)
+    return traces
 
 
-def _cell(cell: Cell | None, best_lr: float, lowest: float | bool) -> str:
-    if cell is None:
-        return "<td>-</td>"
-    is_best = math.isfinite(cell.mean) and cell.mean == lowest
-    found = f"<small>LR x{cell.found_lr / best_lr:.2g}</small>" if cell.found_lr is not None else ""
-    kind = ' class="best"' if is_best else ""
-    return f"<td{kind}>{_text(cell)}{found}</td>"
-
-
-def _chart(case: Case) -> str:
-    """Ratio by start, both on logarithmic axes; a line per method."""
-    xs = [math.log(start) for start in case.starts]
-    shown = [min(c.mean, _LARGEST) for row in case.rows for c in row.cells.values()]
-    bottom, top = math.log(min(0.98, *shown)), math.log(max(1.1, *shown) * 1.02)
-
-    def x(start: float) -> float:
-        return _LEFT + (math.log(start) - xs[0]) / (xs[-1] - xs[0]) * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(ratio: float) -> float:
-        share = (math.log(min(ratio, _LARGEST)) - bottom) / (top - bottom)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = []
-    last = math.inf
-    for ratio in (0.5, 0.7, 0.9, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, _LARGEST):
-        is_apart = last - y(ratio) > 14 or ratio == 1.0
-        if bottom <= math.log(ratio) <= top and is_apart:
-            last = y(ratio)
-            parts.append(_line(_LEFT, last, _WIDTH - _RIGHT, last, strong=ratio == 1.0))
-            sign = "≥ " if ratio == _LARGEST else ""
-            parts.append(f'<text x="{_LEFT - 8}" y="{last + 4:.1f}" text-anchor="end">{sign}{ratio:g}</text>')
-    for start in case.starts:
-        parts.append(_line(x(start), _TOP, x(start), _HEIGHT - _BOTTOM))
-        parts.append(f'<text x="{x(start):.1f}" y="{_HEIGHT - 24}" text-anchor="middle">x{start:g}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">start over the best LR</text>')
-    for i, row in enumerate(case.rows):
-        turn, place = divmod(i, len(_COLORS))
-        style = f'stroke="{_COLORS[place]}" stroke-dasharray="{_DASHES[turn % len(_DASHES)]}"'
-        style += f' stroke-width="{3 if row.method.startswith("hdet") else 1.5}" fill="none"'
-        points = [(x(start), y(row.cells[start].mean)) for start in case.starts if start in row.cells]
-        parts.append(
-            f'<polyline points="{_points(points)}" {style}><title>{_text(row.method)}</title></polyline>'
-        )
-        height = _TOP + 4 + i * (_HEIGHT - _TOP - _BOTTOM) / max(1, len(case.rows))
-        parts.append(f'<path d="M{_WIDTH - _RIGHT + 14} {height:.1f}h26" {style}/>')
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 46}" y="{height + 4:.1f}">{_text(row.method)}</text>')
-    label = (
-        "Held-out loss over the best of the sweep, by start and method; the numbers are in the table below"
-    )
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, *, strong: bool = False) -> str:
-    opacity = 0.6 if strong else 0.15
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" '
-        f'stroke-opacity="{opacity}"/>'
-    )
-
-
-def _points(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value), quote=True)
+def _is_own(method: str) -> bool:
+    return method.startswith("hdet")

@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import re
 import signal
+import sys
 
 import pytest
 import typer
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 from hdet.errors import HdetError
 from research.commands.compare import compare as command
 from research.compare import compare, ledger, read_comparison, table
-from research.compare.page import comparison_page
+from research.compare.page import _charts, build_comparison
 from research.compare.summary import Comparison
 from research.peers import METHODS
 from research.peers.grid import lr_at
@@ -94,22 +96,45 @@ def test_a_time_that_was_measured_in_turn_stands_for_all_others():
     assert (dog.relative_seconds, dog.time) == (1.25, "1.25")
 
 
-def test_a_table_of_nothing_much():
+def test_a_table_of_nothing_much(tmp_path):
     assert table(Comparison([])).startswith("Held-out loss")
+    assert "<h2" not in build_comparison(Comparison([]), tmp_path / "page.html").read_text()
     for records in ([SWEEP[-1]], [RUNS[0]]):
         assert "The sweep has no result yet." in table(Comparison(records))
-        assert "The sweep has no result yet." in comparison_page(Comparison(records))
+        page = build_comparison(Comparison(records), tmp_path / "page.html").read_text()
+        assert "The sweep has no result yet." in page
 
 
-def test_the_page_is_self_contained_and_escapes():
+def test_the_page_has_a_table_and_charts_and_escapes(tmp_path):
     evil = [r | {"task": "<script>alert(1)</script>", "task_options": {"a": '"><b>'}} for r in SWEEP + RUNS]
-    page = comparison_page(Comparison(evil))
-    assert "<script" not in page
-    assert "<b>" not in page
-    assert "&lt;script&gt;" in page
-    assert "http" not in page
-    assert page.count("<svg") == page.count("</table>") == 1
-    assert "diverged 1/2" in page
+    page = build_comparison(Comparison(evil), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "<b>" not in page.partition('<script type="application/json"')[0]
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert page.count('class="plot"') == 2
+    assert page.count("</table>") == 2  # results and methods
+    assert re.findall(r'<th scope="row" data-value="(\w+)"', page)[:4] == [
+        "best_of_sweep",
+        "plain_linear",
+        "dog",
+        "hdet_log",
+    ]
+    best = r'<td class="number best" data-value="([\d.]+)">([^<]+) <span'
+    assert re.findall(best, page) == [("1.0", "1.000 ± 0.707"), ("1.5", "1.500 ± 0.354"), ("1.5", "1.500")]
+
+
+def test_the_chart_draws_what_is_off_the_scale_as_crosses_at_its_edge():
+    (case,) = Comparison(SWEEP + RUNS).cases
+    losses, rates = _charts(case, 1.0)
+    by_name = {trace["name"]: trace for trace in losses.traces}
+    plain = by_name["plain_linear"]
+    assert (plain["x"], plain["y"]) == ([1.0, 10.0], [1.0, 2.0])
+    assert plain["customdata"] == ["1.000 ± 0.707", "diverged 1/2"]
+    assert plain["marker"]["symbol"] == ["circle", "x"]
+    assert by_name["hdet_log"]["line"]["width"] > plain["line"]["width"]
+    found = {trace["name"]: (trace["x"], trace["y"]) for trace in rates.traces}
+    assert found["hdet_log"] == ([1.0], [pytest.approx(1.0)])
+    assert "plain_linear" not in found
 
 
 @pytest.fixture
@@ -253,7 +278,7 @@ def test_bad_arguments_are_named_before_anything_runs(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             compare([TINY], **settings(**changes), folder=tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "schedulefree", None)
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
     with pytest.raises(HdetError, match="pip install"):
         compare([TINY], **settings(methods=("schedulefree",)), folder=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -285,7 +310,7 @@ QUICK = ["--task", "quadratic", "--option", "size=8", "--steps", "20", "--seeds"
 QUICK += ["--optimizer", "sgd", "--jobs", "1"]
 
 
-def test_the_command(hdet_compare, tmp_path):
+def test_the_command(hdet_compare, tmp_path, monkeypatch):
     out, _ = hdet_compare(*QUICK, "--methods", "plain_linear,dog", "--starts", "1,10")
     assert "| plain_linear | 1.000 |" in out
     folder = tmp_path / "runs" / "compare"
@@ -300,6 +325,13 @@ def test_the_command(hdet_compare, tmp_path):
     assert data["cases"][0]["rows"][1]["cells"]["1"]["mean"] == 1.0
     out, err = hdet_compare("--table", str(folder), str(folder), "--quiet")
     assert (out, err) == ("", "")
+
+    (folder / "compare.html").unlink()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    out, _ = hdet_compare("--table", str(folder))
+    assert "no report: a report needs plotly" in out
+    assert "| plain_linear |" in out
+    assert not (folder / "compare.html").exists()
 
     out, _ = hdet_compare("--methods", "help")
     assert len(out.splitlines()) >= len(METHODS)

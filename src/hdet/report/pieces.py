@@ -103,8 +103,8 @@ def figure_html(chart: Chart, identity: str, *, level: int, is_wide: bool) -> st
     )
 
 
-def results_html(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The table of final results; its heads are buttons that sort it."""
+def results_html(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, label: str) -> str:
+    """A table of results; its heads are buttons that sort it."""
     numeric = [all(not isinstance(row[i].value, str) for row in rows) for i in range(len(head))]
     heads = "".join(
         f'<th scope="col" class="{"number" * is_number}"><button type="button">{text(name)}</button></th>'
@@ -124,7 +124,7 @@ def results_html(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
             cells.append(f'<td class="{classes}" data-value="{text(value)}">{text(cell.text)}{mark}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        '<div class="scroll results" tabindex="0" role="region" aria-label="Final results of all runs">'
+        f'<div class="scroll results" tabindex="0" role="region" aria-label="{text(label)}">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
