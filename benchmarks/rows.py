@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 import hdet
 from hdet.core.anchored import measuring_interval, next_control
 from hdet.replicas import Averager, ReplicaGroup
-from hdet.replicas.health import all_finite
+from hdet.replicas.health import Health
 from hdet.tasks.task import load_task
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
@@ -143,7 +143,7 @@ def _converge(rank: int, shapes: list[torch.Size], repeats: int, with_loop: bool
     generator = torch.Generator().manual_seed(rank)
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     flat = torch.randn(sum(shape.numel() for shape in shapes), generator=generator)
-    averager = Averager(ReplicaGroup.of(None))
+    averager, health = Averager(ReplicaGroup.of(None)), Health()
 
     def loop() -> None:  # what the reference code does
         for tensor in tensors:
@@ -154,7 +154,7 @@ def _converge(rank: int, shapes: list[torch.Size], repeats: int, with_loop: bool
         dist.all_reduce(flat, op=dist.ReduceOp.AVG)
 
     def full_sync() -> None:
-        all_finite(tensors)
+        health.all_finite(tensors)
         averager.average_(tensors)
 
     runs: list[Callable[[], None]] = [one_all_reduce, lambda: averager.average_(tensors), full_sync]
@@ -203,7 +203,7 @@ def _peak(rank: int, bucket_mib: float) -> float:
     tensors = [torch.randn(shape) for shape in gpt_shapes(272)]
     averager = Averager(ReplicaGroup.of(None), bucket_mib=bucket_mib)
     with torch.profiler.profile(profile_memory=True) as profile:
-        all_finite(tensors)
+        Health().all_finite(tensors)
         averager.average_(tensors)
     live = peak = 0
     events = profile.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]

@@ -232,3 +232,28 @@ def _refused(rank, what):
 def test_what_would_be_nonsense_is_refused(what, words):
     for message in run_replicas(_refused, 2, what):
         assert words in message, message
+
+
+def _perturbed_while_scouting(rank):
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)  # hardly moves anything
+    start = net.w1.detach().clone()
+    scout = hdet.Scout(min_steps=5, fraction=0.05, span=2, max_moves=0)
+    ensemble = hdet.Ensemble(
+        optimizer, model=model, explore=EQUAL, sync_every=50, total_steps=400, scout=scout
+    )
+    ensemble.warm_start(0.1)
+    steps = 0
+    while ensemble.is_scouting:
+        train(ensemble, model, optimizer, rank, range(steps, steps + 1))
+        steps += 1
+    moved = (net.w1 - start).abs().max().item()
+    return moved, torch.equal(*everybodys(net.w1))
+
+
+def test_a_warm_start_while_the_scout_runs_is_for_the_run_itself():
+    for moved, are_equal in run_replicas(_perturbed_while_scouting, 2):
+        assert 1e-3 < moved < 1
+        assert not are_equal

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 
 from hdet.core.anchored import AnchoredController
+from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.scout import Scout
 from hdet.core.tail import tail_steps
@@ -208,6 +209,7 @@ class Ensemble:
         self._decision: ScoutDecision | None = None
         self._scout: ScoutPhase | None = None
         self._num_scout_steps = 0
+        self._noise: tuple[float, Literal["tensor", "global"]] | None = None  # for the end of the scout
         self._has_loss = False
         self._counter = StepCounter()
         differ = has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
@@ -323,7 +325,20 @@ class Ensemble:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
                 record.num_averaged_steps = num_averaged_steps
-        self._follow_schedule(is_sync=is_sync)
+        changed_outside = self._values.follow(
+            self._schedule.step,
+            is_sync=is_sync,
+            is_traced=self._writer.keeps_trace,
+            is_closed_form=self._schedule.is_closed_form,
+        )
+        if changed_outside:
+            self._warn(
+                "changed outside",
+                "a hyperparameter was changed by somebody else since the last step, so replicas did not "
+                "use their own values: give the schedule to the ensemble (scheduler=...) and do not step "
+                "it or write values yourself",
+                HdetWarning,
+            )
         if record is not None:
             self._counter.has_moved = False
             self._writer.write(record)
@@ -355,6 +370,9 @@ class Ensemble:
 
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
+        if self._scout is not None:  # trials are thrown away: the run itself begins with the noise
+            self._noise = (require_number("noise_scale", noise_scale, at_least=0), norm)
+            return
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
         self._counter.has_moved = True
 
@@ -393,6 +411,7 @@ class Ensemble:
             "tunables": {tunable.name: tunable.state() for tunable in self._values.tunables},
             "scheduler": self._schedule.state_dict(),
             "scout": None if self._scout is None else self._scout.state_dict(),
+            "noise": None if self._noise is None else list(self._noise),
             "decision": None if self._decision is None else vars(self._decision).copy(),
             "steering": {} if self._scout is not None else self.steering.state_dict(),
             "tail": self._tail.state_dict(),
@@ -406,6 +425,7 @@ class Ensemble:
             tunable.load(state_dict["tunables"][tunable.name])
         self._end_scout()
         self._num_scout_steps = state_dict["num_scout_steps"]
+        self._noise = None if state_dict["noise"] is None else tuple(state_dict["noise"])
         decision = state_dict["decision"]
         self._decision = None if decision is None else ScoutDecision(**decision)
         self._restart(state_dict["num_steps"], narrows=False)
@@ -467,28 +487,15 @@ class Ensemble:
                 for tunable in self._values.learning_rates:
                     tunable.start_from(scout.decision.factor)
                 self._restart(self.num_steps)
+                if self._noise is not None:
+                    noise_scale, norm = self._noise
+                    self.warm_start(noise_scale, norm=norm)
+                    self._noise = None
                 self.steering.begin(self.num_steps, scout.room_above)
         count = self.replicas.count
         record = RoundRecord(round=0, step=self.num_steps, num_replicas=count, ends_round=False, scout=seen)
         stopwatch.lap("scout", record)
         self._writer.write(record)
-
-    def _follow_schedule(self, *, is_sync: bool) -> None:
-        """Let the schedule set its next values, then put this replica's in their place."""
-        changed_outside = self._values.follow(
-            self._schedule.step,
-            is_sync=is_sync,
-            is_traced=self._writer.keeps_trace,
-            is_closed_form=self._schedule.is_closed_form,
-        )
-        if changed_outside:
-            self._warn(
-                "changed outside",
-                "a hyperparameter was changed by somebody else since the last step, so replicas did not "
-                "use their own values: give the schedule to the ensemble (scheduler=...) and do not step "
-                "it or write values yourself",
-                HdetWarning,
-            )
 
     @property
     def _is_apart(self) -> bool:

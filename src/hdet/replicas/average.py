@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hdet.replicas.flat import KnownTensors, flat_view
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import flat_view
 
 __all__ = ["Averager"]
 
@@ -34,7 +33,7 @@ class Averager:
         self._group = group
         self._half_bucket_bytes = int(bucket_mib * 2**20) // 2
         self._packing: list[_Kind] = []
-        self._packed_for: tuple[list[Tensor], list[int]] = ([], [])
+        self._known = KnownTensors()
 
     @torch.no_grad()
     def average_(
@@ -57,9 +56,7 @@ class Averager:
             kind.average_(self._group, contribute, divisor)
 
     def _kinds(self, tensors: Sequence[Tensor]) -> list[_Kind]:
-        addresses = list(map(Tensor.data_ptr, tensors))
-        known, known_addresses = self._packed_for
-        if addresses != known_addresses or not all(map(operator.is_, tensors, known)):
+        if not self._known.are(tensors):
             members: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for tensor in tensors:
                 if tensor.numel():
@@ -70,7 +67,6 @@ class Averager:
                 _Kind(device, dtype, group, self._half_bucket_bytes)
                 for (device, dtype), group in members.items()
             ]
-            self._packed_for = (list(tensors), addresses)
         return self._packing
 
 

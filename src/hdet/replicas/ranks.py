@@ -15,7 +15,7 @@ from hdet.replicas.average import Averager
 from hdet.replicas.equality import require_equal
 from hdet.replicas.exchange import digest, exchange, require_same_settings
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import all_finite, checksum
+from hdet.replicas.health import Health
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
@@ -54,6 +54,7 @@ class RankReplicas:
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
+        self._health, self._health_of_moments = Health(), Health()
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._averages_moments = self._explores = False
@@ -88,7 +89,7 @@ class RankReplicas:
         """Begin to work for an ensemble. Collective."""
         self._explores, self._averages_moments = values.explores, averages_moments
         if self.has_others and not self._explores:  # a warm start makes them differ from the beginning
-            sums = exchange(self._group, [float(checksum(self.weights()))])
+            sums = exchange(self._group, [float(self._health.checksum(self.weights()))])
             self._has_parted = len({row[0] for row in sums}) > 1
         self._hooks = [
             self._optimizer.register_step_pre_hook(lambda *_: gradients_ready()),
@@ -133,11 +134,11 @@ class RankReplicas:
         ought_to_be_equal = self.has_others and not (self.differ or self._keeps_gradients)
         mine = [
             *self._losses.take(),
-            float(all_finite(weights + moments)),
+            float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
             math.nan if scores is None else scores[0],
             float(num_steps),
             digest(repr(dict(base))),
-            float(checksum(weights)) if ought_to_be_equal else 0.0,
+            float(self._health.checksum(weights)) if ought_to_be_equal else 0.0,
         ]
         rows = exchange(self._group, mine)
         if len(rows) < self.count:  # alone, though more replicas were asked for: they say nothing
@@ -161,7 +162,7 @@ class RankReplicas:
 
     def require_finite(self, num_steps: int) -> None:
         """Raise if this replica's parameters are not finite."""
-        if not all_finite(self.weights()):
+        if not self._health.all_finite(self.weights()):
             raise NotFiniteError(
                 f"at step {num_steps} the parameters of replica {self.index} are not finite, so nothing is "
                 "saved: resume from the last checkpoint with a lower learning rate"
