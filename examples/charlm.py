@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 4 examples/charlm.py --help
 
-Every replica trains with its own learning rate around the shared schedule; every ``--sync-every`` steps they
-compare losses, average parameters and move the base. The folder ``--out`` keeps the settings, a record per
-round and the last checkpoint. Ctrl-C stops cleanly; the same command with ``--resume`` goes on.
+This shows the parts of the paper's method with ``hdet.Ensemble``. To find a learning rate, see auto_lr.py.
+Every replica trains with its own learning rate around the shared schedule. Every ``--sync-every`` steps the
+replicas compare losses, average their parameters and move the base. The folder ``--out`` keeps the settings,
+a record per round and the last checkpoint. Ctrl-C stops cleanly. The same command with ``--resume`` goes on.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def parse_arguments() -> argparse.Namespace:
         "--controller",
         choices=("log", "paper", "none"),
         default="log",
-        help="log (ours): a factor on the schedule; paper: eq. 7, decay to the floor; none: average only",
+        help="log (ours): a correction of the schedule; paper: eq. 7, decay to the floor; none: average only",
     )
     parser.add_argument("--batch", type=int, default=16, help="sequences per replica and step (default 16)")
     parser.add_argument("--seed", type=int, default=0)
@@ -199,7 +200,7 @@ def main() -> None:
             torch.save(state, unfinished)
             unfinished.replace(checkpoint_path)  # a crash leaves the old file or the new one
 
-    # Each replica has its own stream of windows; a resumed run continues with another part of it.
+    # Each replica has its own stream of windows. A resumed run draws other windows than an unbroken one.
     stream = batches(train_text, args.batch, 64, seed=1_000_003 * args.seed + 1009 * first_step + rank)
     size = sum(p.numel() for p in model.parameters())
     console.print(f"{world_size} replicas, {size:,} parameters, {len(train_text):,} characters, {args.out}")
@@ -248,7 +249,7 @@ def main() -> None:
 def show(console: Console, records: list[hdet.RoundRecord]) -> None:
     """The closing table: one line per round."""
     table = Table(title="rounds")
-    for name in ("step", "best loss", "worst loss", "signal", "factor", "base lr", "left out", "sync ms"):
+    for name in ("step", "best loss", "worst loss", "signal", "correction", "base lr", "left out", "sync ms"):
         table.add_column(name, justify="right")
     for record in records:
         losses = [loss for loss in record.losses if loss is not None]

@@ -1,9 +1,10 @@
-"""Compare plain training with the method's parts on examples/charlm.py: seeds, mean and spread.
+"""Compare plain training with the parts of the paper's method, on examples/charlm.py.
 
     python examples/compare_charlm.py            # run what is missing, then print the table
     python examples/compare_charlm.py --table    # only the table, from the saved results
 
-Results are kept in docs/experiments/charlm.json, so that the table can be rebuilt without running.
+Each cell is mean and standard deviation over three seeds. Results are kept in docs/experiments/charlm.json,
+so that the table can be rebuilt without training. ``python -m research compare`` has many more methods.
 """
 
 from __future__ import annotations
