@@ -27,8 +27,12 @@ _log = logging.getLogger(__name__)
 def settings_of(recipe: Recipe, optimizer: Optimizer, num_replicas: int) -> dict[str, Any]:
     """The arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.
 
-    The learning rates that the optimizer has now are the peaks of the schedule.
+    The learning rates that the optimizer has now are the peaks of the schedule. Where a OneCycleLR was there
+    before, its peaks are.
     """
+    for group in optimizer.param_groups:
+        if "max_lr" in group:
+            group["initial_lr"] = group.pop("max_lr")
     scout = recipe.scout_for(num_replicas)
     if scout is None and recipe.scout is None:
         _log.warning(

@@ -143,7 +143,7 @@ def _warm_started(rank, when):
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     if when == "before":
         hdet.warm_start(model, 0.05)
-    ensemble = hdet.Ensemble(optimizer, model=model, explore=EQUAL, sync_every=5, records=hdet.Records())
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=EQUAL, sync_every=5)  # nothing else to sync for
     if when == "after":
         ensemble.warm_start(0.05)
     apart = not torch.equal(*everybodys(net.w1))

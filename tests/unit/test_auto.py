@@ -144,3 +144,22 @@ def test_every_built_in_task_takes_the_recipe():
         auto = auto_of(task, task.learning_rate)
         losses = auto.step([next(task.train_batches(seed=0, replica=r)) for r in range(REPLICAS)])
         assert torch.isfinite(losses).all(), name
+
+
+def test_the_peak_of_a_one_cycle_that_was_there_before_is_where_the_search_starts():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=1000)
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=net)
+    assert auto.found_lr == {"lr": 0.02}
+    assert auto.base["lr"] == pytest.approx(0.02 / 25)
+
+
+def test_a_save_between_syncs_is_warned_of_on_one_device():
+    task = Quadratic(size=4)
+    auto = auto_of(task, 0.01)
+    streams = [task.train_batches(seed=0, replica=r) for r in range(REPLICAS)]
+    while auto.is_scouting or auto.engine.num_steps % 25 == 0:
+        auto.step([next(stream) for stream in streams])
+    with pytest.warns(hdet.NotConvergedWarning, match="not in the model yet"):
+        auto.state_dict()

@@ -23,6 +23,7 @@ from hdet.core.controller import ControllerState
 from hdet.core.loss_watch import LossWatch
 from hdet.ensemble.anchor import Anchor, decay_terms
 from hdet.ensemble.loss_table import LossTable
+from hdet.ensemble.steering import Steering
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.replicas.losses import LossSum
@@ -31,7 +32,7 @@ from hdet.telemetry import RoundRecord
 __all__ = ["AnchoredSteering"]
 
 
-class AnchoredSteering:
+class AnchoredSteering(Steering):
     """The anchored controller at work.
 
     Args:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
 
 from hdet.core.controller import Controller, ControllerState, log_update, paper_update
 from hdet.core.decay import floor_matching
 from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning, IdenticalLossWarning
 from hdet.explore import ExploredValues, Tunable
@@ -20,7 +18,7 @@ from hdet.telemetry import RoundRecord
 __all__ = ["ComparingSteering"]
 
 
-class ComparingSteering:
+class ComparingSteering(Steering):
     """The controller of the paper, and ours of the same kind, at work.
 
     Args:
@@ -31,10 +29,6 @@ class ComparingSteering:
         num_rounds: how many rounds train on a base that the controller has set.
         warn: tells the user, once.
     """
-
-    needs_loss = False
-    reads_gradients = False
-    watches_probe = False
 
     def __init__(
         self,
@@ -48,15 +42,6 @@ class ComparingSteering:
     ) -> None:
         self._settings, self._values, self._replicas = settings, values, replicas
         self._sync_every, self._num_rounds, self._warn = sync_every, num_rounds, warn
-
-    def begin(self, num_scout_steps: int, room_above: float) -> None:
-        """Nothing to prepare."""
-
-    def gradients_ready(self) -> None:
-        """It looks at losses only."""
-
-    def step_made(self, run_step: int) -> None:
-        """It acts at syncs only."""
 
     def sync(self, record: RoundRecord) -> None:
         """Turn the replicas' losses into a move of every base."""
@@ -147,14 +132,3 @@ class ComparingSteering:
                 "cannot compare them: pass each replica's own loss, not an all-reduced one",
                 IdenticalLossWarning,
             )
-
-    def averaged(self) -> list[Tensor]:
-        """Nothing of its own."""
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: what it has learned belongs to the tunables."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""

@@ -12,7 +12,7 @@ from hdet.core.decay import num_controlled_rounds
 from hdet.ensemble.anchored import AnchoredSteering
 from hdet.ensemble.comparing import ComparingSteering
 from hdet.ensemble.loss_table import LossTable
-from hdet.ensemble.steering import FollowSchedule, Steering
+from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning
 from hdet.explore import ExploredValues
@@ -34,7 +34,7 @@ def build_steering(
 ) -> Steering:
     """What the settings stand for; raises if it could not do its work here. Nothing is changed."""
     if controller is None:
-        return FollowSchedule()
+        return Steering()  # the schedule alone decides
     if isinstance(controller, AnchoredController):
         length = _check_anchored(controller, values, total_steps)
         return AnchoredSteering(controller, values, replicas, optimizer, losses, total_steps=length)

@@ -25,13 +25,13 @@ from hdet.ensemble.recording import RecordWriter
 from hdet.ensemble.round import Rounds
 from hdet.ensemble.schedule import PacedSchedule, Schedule
 from hdet.ensemble.scouting import ScoutPhase
-from hdet.ensemble.state import check_state
+from hdet.ensemble.state import VERSION, check_state
 from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.stopwatch import Stopwatch
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.ensemble.tail import Tail
 from hdet.ensemble.warn_once import WarnOnce
-from hdet.errors import HdetWarning, NotConvergedWarning
+from hdet.errors import HdetWarning, NotConvergedWarning, NotFiniteError
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.tensors import has_coupled_decay
@@ -139,7 +139,7 @@ class Ensemble:
         self.replicas: Replicas = replicas
         self._values = values = ExploredValues(explore, optimizer)
         self._peaks = peaks_of(values.learning_rates, optimizer)
-        self._warn = WarnOnce(is_silent=replicas.index != 0)
+        self._warn = WarnOnce(is_silent=not replicas.is_writer)
         losses = LossTable(replicas.count)
         self.steering = build_steering(
             controller,
@@ -165,7 +165,7 @@ class Ensemble:
         self._tail = Tail(
             replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
         )
-        self._writer = RecordWriter(values, records, is_first=replicas.index == 0)
+        self._writer = RecordWriter(values, records, is_writer=replicas.is_writer)
         self._rounds = Rounds(
             replicas,
             values,
@@ -195,13 +195,7 @@ class Ensemble:
         )
         # Records may be given to replica zero alone: every replica then takes part in its rounds.
         is_recorded = replicas.any(records is not None)
-        self._has_rounds = (
-            values.explores
-            or controller is not None
-            or scout is not None
-            or is_recorded
-            or replicas.needs_syncs
-        )
+        is_active = controller is not None or scout is not None or is_recorded or replicas.needs_syncs
 
         # From here on things change.
         self._losses, self._scout_settings = losses, scout
@@ -219,6 +213,7 @@ class Ensemble:
             gradients_ready=self._gradients_ready,
             step_made=self._counter.optimizer_stepped,
         )
+        self._has_rounds = is_active or replicas.differ
         self._hooks = values.watch(optimizer)
         self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
         self._counter.has_moved = True  # nobody knows whether replicas start equal
@@ -358,7 +353,18 @@ class Ensemble:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
 
         Converges, and puts the mean of the tail in place. Collective. After the last step it does nothing.
+        While the scout runs, it puts the initial weights back and warns: nothing was trained yet.
         """
+        if self._scout is not None:
+            self._scout.abandon()
+            self._scout = None
+            self._warn(
+                "ended in the scout",
+                f"the run ended at step {self.num_steps}, while the scout was still trying learning rates: "
+                "the model holds its initial weights. Train longer, or leave the scout out",
+                HdetWarning,
+            )
+            return
         self.converge()
         self._tail.finish(self.num_steps)
 
@@ -374,10 +380,11 @@ class Ensemble:
             self._noise = (require_number("noise_scale", noise_scale, at_least=0), norm)
             return
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
-        self._counter.has_moved = True
+        self._counter.has_moved = self._has_rounds = True
 
     def close(self) -> None:
         """Put the scheduled values back in place and let go of the optimizer."""
+        self._end_scout()
         self.replicas.detach()
         for hook in self._hooks:
             hook.remove()
@@ -394,16 +401,21 @@ class Ensemble:
         parameters are not finite, so that a good checkpoint is not written over.
         """
         if self._scout is None and self._has_rounds:
-            if self._values.explores and self.replicas.has_others and self._is_apart:
+            differ = self.replicas.differ and self.replicas.has_others
+            if self._is_apart and (differ or self.replicas.needs_syncs):
                 warnings.warn(
-                    "the replicas' parameters differ, a checkpoint would keep one replica's only and drop "
-                    "this round's losses: call converge() on every replica before saving",
+                    "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep "
+                    "others and drop this round's losses: call converge() on every replica before saving",
                     NotConvergedWarning,
                     stacklevel=2,
                 )
-            self.replicas.require_finite(self.num_steps)
+            if not self.replicas.all_finite(self.replicas.weights()):
+                raise NotFiniteError(
+                    f"at step {self.num_steps} the parameters are not finite, so nothing is saved: resume "
+                    "from the last checkpoint with a lower learning rate"
+                )
         return {
-            "version": 2,
+            "version": VERSION,
             "num_steps": self.num_steps,
             "num_scout_steps": self._num_scout_steps,
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
@@ -419,20 +431,20 @@ class Ensemble:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of replicas. Settings stay as built."""
-        check_state(state_dict, {tunable.name for tunable in self._values.tunables})
+        names = {tunable.name for tunable in self._values.tunables}
+        check_state(state_dict, names, can_scout=self._scout_settings is not None)
+        self._end_scout()  # first: it lets the learning rates follow the schedule
         self._schedule.load_state_dict(state_dict["scheduler"])
         for tunable in self._values.tunables:
             tunable.load(state_dict["tunables"][tunable.name])
-        self._end_scout()
         self._num_scout_steps = state_dict["num_scout_steps"]
         self._noise = None if state_dict["noise"] is None else tuple(state_dict["noise"])
         decision = state_dict["decision"]
         self._decision = None if decision is None else ScoutDecision(**decision)
         self._restart(state_dict["num_steps"], narrows=False)
-        if state_dict["scout"] is not None and self._scout_settings is not None:
-            self._begin_scout(self._scout_settings)
-            assert self._scout is not None
-            self._scout.load_state_dict(state_dict["scout"])
+        if state_dict["scout"] is not None:
+            assert self._scout_settings is not None
+            self._begin_scout(self._scout_settings).load_state_dict(state_dict["scout"])
         else:
             self.steering.begin(self._num_scout_steps, math.inf)
             self.steering.load_state_dict(state_dict["steering"])
@@ -456,7 +468,7 @@ class Ensemble:
         self._rounds.begin_at(num_steps, narrows=narrows)
         self._needs_loss = self.steering.needs_loss
 
-    def _begin_scout(self, settings: Scout) -> None:
+    def _begin_scout(self, settings: Scout) -> ScoutPhase:
         self._scout = ScoutPhase(
             settings,
             self._values,
@@ -467,6 +479,7 @@ class Ensemble:
             is_corrected=self.steering.reads_gradients,
         )
         self._needs_loss = self._scout.needs_loss
+        return self._scout
 
     def _end_scout(self) -> None:
         if self._scout is not None:

@@ -18,12 +18,12 @@ class RecordWriter:
     Args:
         values: whose bases a record tells.
         sink: where records go; None for nowhere.
-        is_first: whether replica zero is in this process. Only there records are written and logged.
+        is_writer: whether this process writes and logs, for all replicas.
     """
 
-    def __init__(self, values: ExploredValues, sink: RecordSink | None, *, is_first: bool) -> None:
-        self._values, self._sink, self._is_first = values, sink, is_first
-        self.keeps_trace = sink is not None and is_first
+    def __init__(self, values: ExploredValues, sink: RecordSink | None, *, is_writer: bool) -> None:
+        self._values, self._sink, self._is_writer = values, sink, is_writer
+        self.keeps_trace = sink is not None and is_writer
         """Whether records tell the base of every step."""
 
     def write(self, record: RoundRecord) -> None:
@@ -34,7 +34,7 @@ class RecordWriter:
             record.correction[tunable.name] = tunable.base / scheduled if scheduled else 1.0
             if tunable.control is not None:
                 record.velocity[tunable.name] = tunable.control.velocity
-        if self._is_first:
+        if self._is_writer:
             if self._sink is not None:
                 self._sink.write(record)
             for replica, why in record.excluded.items():

@@ -7,7 +7,8 @@ from typing import Literal
 from torch.autograd.profiler import record_function
 
 from hdet.core.assign import assign
-from hdet.ensemble.loss_table import LossTable, excluded_replicas
+from hdet.ensemble.exclusion import excluded_replicas
+from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.stopwatch import Stopwatch
 from hdet.ensemble.tail import Tail
@@ -107,13 +108,13 @@ class Rounds:
             self._losses.add([report.losses for report in reports])
             record.excluded = excluded_replicas(self._losses, reports, num_steps)
         stopwatch.lap("measure", record)
+        record.converged = self._replicas.has_others and self._replicas.differ
         with record_function("hdet::converge"):
             self._replicas.average(
                 record.excluded, like_weights=self._tail.averaged(), shared=self._steering.averaged()
             )
         stopwatch.lap("converge", record)
         self.converged_at = num_steps
-        record.converged = self._values.explores and self._replicas.has_others
         record.losses = self._losses.means
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._losses.rows]
         record.probes = [report.finite_score for report in reports] if scores is not None else []
@@ -146,4 +147,4 @@ class Rounds:
             multipliers[tunable.name] = tunable.multipliers(positions[tunable.name])
             tunable.position = positions[tunable.name][index]
             tunable.multiplier = multipliers[tunable.name][index]
-        self._values.hold(self._replicas.place(multipliers))
+        self._values.use(self._replicas.place(multipliers))

@@ -104,6 +104,11 @@ class ScoutPhase:
         self._decide(num_steps)
         return replace(record, decision=self.decision)
 
+    def abandon(self) -> None:
+        """Put everything back as it was before the first trial, and end."""
+        self._save_point.restore()
+        self.end()
+
     def end(self) -> None:
         """Share gradients again, and follow the schedule."""
         self._replicas.keep_gradients_local(False)
@@ -126,7 +131,9 @@ class ScoutPhase:
             for tunable, peaks in zip(self._values.learning_rates, self._peaks, strict=True):
                 tunable.held = [shape * peak for peak in peaks]
             multipliers = {t.name: self._factors if t.is_scheduled else ones for t in self._values.tunables}
-            self._values.hold(self._replicas.place(multipliers))
+            for tunable in self._values.tunables:
+                tunable.multiplier = multipliers[tunable.name][self._replicas.index]
+            self._values.use(self._replicas.place(multipliers))
 
     def _scores(self, num_steps: int) -> list[float | None]:
         """How every trial has done: on the probe, or by its last training losses. Collective."""
@@ -162,7 +169,7 @@ class ScoutPhase:
             factor=decision.factor,
             reason=decision.reason,
         )
-        if self._replicas.index == 0:
+        if self._replicas.is_writer:
             peak = self._peaks[0][0]
             _log.info(
                 "step %d: the scout has decided: learning rate %.3g, asked for was %.3g%s",

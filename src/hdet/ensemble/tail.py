@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hdet.replicas import Replicas
-from hdet.replicas.health import all_finite
 
 __all__ = ["Tail", "TailMean"]
 
@@ -109,7 +108,7 @@ class Tail:
         mean, self._mean = self._mean, None
         if mean is None or not mean.num_taken:
             return 0
-        if not all_finite(mean.mean):  # on every replica alike, since they have converged
+        if not self._replicas.all_finite(mean.mean):  # on every replica alike: they have converged
             _log.warning("step %d: the mean of the tail is not finite, the last weights stay", num_steps)
             return 0
         mean.put(self._replicas.weights())

@@ -218,7 +218,7 @@ def _split(trace: list[_T], keep_newest: bool) -> tuple[list[_T], list[_T]]:
 
 
 class SlotWriter:
-    """Fields that are written together.
+    """Slots that are written together.
 
     This is the only part of the library that runs for every group at every step. Its loops over float
     slots are written out, because a method call per slot would cost as much as the schedule itself.

@@ -38,7 +38,7 @@ class ExploredValues:
         self.slots = [slot for tunable in self.tunables for slot in tunable.slots]
         self._all = SlotWriter(self.slots)
         self._moving = SlotWriter([slot for slot in self.slots if not slot.is_static])
-        self._held = dict.fromkeys(names, 1.0)  # the multipliers that the slots hold
+        self._used = dict.fromkeys(names, 1.0)  # the multipliers that the slots hold
         self._num_blocks_at_base = 0
 
     @property
@@ -57,15 +57,15 @@ class ExploredValues:
         finally:
             self._all.put_values(is_traced=is_traced)
 
-    def hold(self, multipliers: Mapping[str, float]) -> None:
+    def use(self, multipliers: Mapping[str, float]) -> None:
         """Tell the tunables which multipliers the slots shall hold when they are written next."""
-        self._held |= multipliers
+        self._used |= multipliers
         self.refresh()
 
     def refresh(self) -> None:
         """Tell the slots what follows from corrections that have moved."""
         for tunable in self.tunables:
-            tunable.set_slots(self._held[tunable.name])
+            tunable.set_slots(self._used[tunable.name])
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
@@ -130,7 +130,7 @@ class ExploredValues:
         """What is read by the model itself, or elsewhere outside the optimizer."""
         return [t.name for t in self.tunables if any(slot.is_static for slot in t.slots)]
 
-    def hold_static(self, multipliers: Mapping[str, float]) -> None:
+    def use_static(self, multipliers: Mapping[str, float]) -> None:
         """Write these multiples where the model reads them; the rest stays."""
         static = [tunable for tunable in self.tunables if tunable.slots[0].is_static]
         if static:

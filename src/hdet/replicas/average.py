@@ -67,6 +67,7 @@ class Averager:
                 _Kind(device, dtype, group, self._half_bucket_bytes)
                 for (device, dtype), group in members.items()
             ]
+            self._known.remember(tensors)
         return self._packing
 
 

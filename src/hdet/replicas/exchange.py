@@ -36,7 +36,7 @@ def digest(text: str) -> float:
 
 
 def require_same_settings(group: ReplicaGroup, settings: Mapping[str, object]) -> None:
-    """Raise the same error on every replica if any setting differs between group.
+    """Raise the same error on every replica if any setting differs between replicas.
 
     Different settings would otherwise show as a hang: one replica waits in a sync that another has
     not reached.

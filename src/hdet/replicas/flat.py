@@ -29,9 +29,10 @@ class KnownTensors:
         self._addresses: list[int] = []
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors of the last call, at the same places; remembers them if not."""
+        """Whether these are the tensors that were remembered last, at the same places."""
         addresses = list(map(Tensor.data_ptr, tensors))
-        if addresses == self._addresses and all(map(operator.is_, tensors, self._tensors)):
-            return True
-        self._tensors, self._addresses = list(tensors), addresses
-        return False
+        return addresses == self._addresses and all(map(operator.is_, tensors, self._tensors))
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        """Call it when what follows from them is worked out: an error before that must not count."""
+        self._tensors, self._addresses = list(tensors), list(map(Tensor.data_ptr, tensors))

@@ -68,6 +68,7 @@ class Health:
         """All elements in flat pieces: large tensors as they are, small ones side by side."""
         if not self._known.are(tensors):
             self._groups = _grouped(tensors)
+            self._known.remember(tensors)
         for group in self._groups:
             yield group[0] if len(group) == 1 else torch.cat(group)
 

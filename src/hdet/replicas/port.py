@@ -50,7 +50,7 @@ class Values(Protocol):
         """The values of a parameter group's explored fields, for each of these multipliers."""
         ...
 
-    def hold_static(self, multipliers: Mapping[str, float]) -> None:
+    def use_static(self, multipliers: Mapping[str, float]) -> None:
         """Write these multiples where the model reads them."""
         ...
 
@@ -90,7 +90,9 @@ class Replicas(Protocol):
     count: int
     """How many there are, N."""
     index: int
-    """The replica whose values this process shows. Records are written where it is zero."""
+    """The replica whose values this process shows."""
+    is_writer: bool
+    """Whether this process writes records, warns and logs, for all of them."""
     has_others: bool
     """Whether there is more than one that can be compared and averaged."""
     has_probe: bool
@@ -187,8 +189,8 @@ class Replicas(Protocol):
         """
         ...
 
-    def require_finite(self, num_steps: int) -> None:
-        """Raise if parameters that are here are not finite. Not collective: for saves."""
+    def all_finite(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether tensors laid out as :meth:`weights` are finite, in all of a replica."""
         ...
 
     # --- weights -------------------------------------------------------------------------------------

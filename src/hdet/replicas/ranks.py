@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hdet.errors import ConfigurationMismatchError, NotFiniteError
+from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.average import Averager
 from hdet.replicas.equality import require_equal
 from hdet.replicas.exchange import digest, exchange, require_same_settings
@@ -47,10 +47,11 @@ class RankReplicas:
         bucket_mib: float,
     ) -> None:
         self.count, self.index, self.has_others = group.count, group.index, group.communicates
-        self.has_probe, self.num_joined_batches, self.needs_syncs = probe is not None, group.count, False
+        self.is_writer, self.has_probe = group.index == 0, probe is not None
+        self.num_joined_batches, self.needs_syncs = group.count, False
         # Gradients are local where there is nobody to share with, or where this model is what shares them.
-        is_ddp = isinstance(model, DistributedDataParallel)
-        self.can_keep_gradients_local = is_ddp or not group.communicates
+        shares = isinstance(model, DistributedDataParallel) and _num_ranks(model) == group.count
+        self.can_keep_gradients_local = shares or not group.communicates
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
@@ -160,13 +161,9 @@ class RankReplicas:
             losses = [losses[0] if r == self.index else LossSum() for r in range(self.count)]
         return [row[:count] for row in rows], losses
 
-    def require_finite(self, num_steps: int) -> None:
-        """Raise if this replica's parameters are not finite."""
-        if not self._health.all_finite(self.weights()):
-            raise NotFiniteError(
-                f"at step {num_steps} the parameters of replica {self.index} are not finite, so nothing is "
-                "saved: resume from the last checkpoint with a lower learning rate"
-            )
+    def all_finite(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors of this replica are finite."""
+        return self._health.all_finite(tensors)
 
     # --- weights -------------------------------------------------------------------------------------
 
@@ -224,6 +221,11 @@ class RankReplicas:
             self._averager.average_(shared(), contribute=self.index == leader, num_contributors=1)
 
         return RankSavePoint(self._optimizer, self._model, shared=shared, spread=spread, on_cpu=on_cpu)
+
+
+def _num_ranks(model: DistributedDataParallel) -> int:
+    assert model.process_group is not None
+    return model.process_group.size()
 
 
 def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:

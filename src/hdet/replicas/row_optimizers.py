@@ -104,8 +104,10 @@ class RowOptimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint."""
         self.clear()
-        for moments, saved in zip(self.moments, state["moments"], strict=True):
-            moments.update({name: value.clone() for name, value in saved.items()})
+        groups = self._optimizer.param_groups
+        for group, moments, saved in zip(groups, self.moments, state["moments"], strict=True):
+            device = group["params"][0].device
+            moments.update({name: value.to(device, copy=True) for name, value in saved.items()})
         self.num_updates = state["num_updates"]
 
 

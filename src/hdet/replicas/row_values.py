@@ -34,9 +34,9 @@ class RowValues:
     def one_by_one(self) -> Iterator[Callable[[int], None]]:
         """Yields what puts a row's values where the model reads them; afterwards it reads the shared ones."""
         try:
-            yield lambda row: self._hold({name: rhos[row] for name, rhos in self._multipliers.items()})
+            yield lambda row: self._use({name: rhos[row] for name, rhos in self._multipliers.items()})
         finally:
-            self._hold(dict.fromkeys(self._multipliers, 1.0))
+            self._use(dict.fromkeys(self._multipliers, 1.0))
 
-    def _hold(self, multipliers: Mapping[str, float]) -> None:
-        self._values.hold_static(multipliers)
+    def _use(self, multipliers: Mapping[str, float]) -> None:
+        self._values.use_static(multipliers)

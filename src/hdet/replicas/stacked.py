@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import NotFiniteError
+from hdet.replicas.health import all_finite
 from hdet.replicas.losses import LossRows, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
@@ -53,7 +53,7 @@ class StackedReplicas:
         probe: Callable[[nn.Module], Tensor | float] | None,
     ) -> None:
         self.count, self.index, self.has_others = count, 0, count > 1
-        self.has_probe = probe is not None
+        self.is_writer, self.has_probe = True, probe is not None
         self.num_joined_batches = 1 if has_local_gradients else count
         self.can_keep_gradients_local = True
         self.needs_syncs = True  # the user's model is written there
@@ -194,14 +194,9 @@ class StackedReplicas:
         """The signals, which are of all replicas together, and the losses since the last exchange."""
         return [list(parts)], self._losses.take()
 
-    def require_finite(self, num_steps: int) -> None:
-        """Raise if a replica's parameters are not finite."""
-        finite = self.rows.are_finite(self.num_distinct)
-        if not all(finite):
-            raise NotFiniteError(
-                f"at step {num_steps} the parameters of replica {finite.index(False)} are not finite, so "
-                "nothing is saved: resume from the last checkpoint with a lower learning rate"
-            )
+    def all_finite(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors are finite."""
+        return all_finite(tensors)
 
     # --- weights -------------------------------------------------------------------------------------
 
@@ -243,13 +238,15 @@ class StackedReplicas:
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
         parameters = list(self._model.parameters())
-        saved = [p.detach().clone() for p in parameters]
+        held = [*parameters, *self._model.buffers()]
+        shown = [tensor.detach().clone() for tensor in held]
         for replica in range(self.count):
+            self.rows.write_template(min(replica, self.num_distinct - 1))
             add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=replica)
             self.rows.read_template(replica)
-            with torch.no_grad():
-                for parameter, value in zip(parameters, saved, strict=True):
-                    parameter.copy_(value)
+        with torch.no_grad():
+            for tensor, value in zip(held, shown, strict=True):
+                tensor.copy_(value)
         self._have_parted = True
 
     def join(self) -> None:

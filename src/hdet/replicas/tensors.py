@@ -13,20 +13,13 @@ from hdet.replicas.exchange import digest
 __all__ = ["Buffers", "averaged_tensors", "has_coupled_decay", "layout_text", "moments_of", "names_of"]
 
 
-def averaged_tensors(
-    optimizer: Optimizer, model: nn.Module | None, *, with_moments: bool = False
-) -> list[Tensor]:
-    """Parameters of the optimizer and trainable parameters of the model.
-
-    With ``with_moments`` also what the optimizer keeps for each parameter, such as its momentum.
-    """
+def averaged_tensors(optimizer: Optimizer, model: nn.Module | None) -> list[Tensor]:
+    """Parameters of the optimizer and trainable parameters of the model."""
     found: dict[int, Tensor] = {}
     for group in optimizer.param_groups:
         found.update((id(p), p) for p in group["params"])
     if model is not None:
         found.update((id(p), p) for p in model.parameters() if p.requires_grad)
-    if with_moments:
-        found.update((id(moment), moment) for moment in moments_of(optimizer))
     return list(found.values())
 
 

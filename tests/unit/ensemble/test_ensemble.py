@@ -614,3 +614,61 @@ def test_a_build_for_a_device_that_is_not_there_works_on_the_cpu(monkeypatch: py
         optimizer.step()
         auto.step(loss)
     assert auto.found_lr["lr"] > 0
+
+
+# --- the scout and what surrounds it --------------------------------------------------------------
+
+
+def scouting(**settings: Any) -> tuple[nn.Parameter, torch.optim.Optimizer, hdet.Ensemble]:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    settings = {"explore": [hdet.LearningRate(0.0)], "scout": hdet.Scout(), "total_steps": 1000} | settings
+    return parameter, optimizer, hdet.Ensemble(optimizer, **settings)
+
+
+def descend(
+    parameter: nn.Parameter, optimizer: torch.optim.Optimizer, ensemble: hdet.Ensemble, steps: int
+) -> None:
+    for _ in range(steps):
+        loss = (parameter - 3).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ensemble.step(loss)
+
+
+def test_a_run_that_ends_inside_the_scout_has_its_initial_weights_and_says_so() -> None:
+    parameter, optimizer, ensemble = scouting()
+    descend(parameter, optimizer, ensemble, 5)
+    assert not torch.equal(parameter, torch.ones(2))
+    with pytest.warns(hdet.HdetWarning, match="the run ended at step 5, while the scout was still trying"):
+        ensemble.finish()
+    assert torch.equal(parameter, torch.ones(2))
+    assert not ensemble.is_scouting
+
+
+def test_values_tell_the_trial_while_the_scout_runs() -> None:
+    _, optimizer, ensemble = scouting()
+    assert ensemble.values["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_a_held_base_survives_the_end_of_the_new_ensembles_scout() -> None:
+    settings: dict[str, Any] = {
+        "explore": [hdet.LearningRate(0.2, floor=1e-3)],
+        "controller": hdet.Controller(form="paper", decay=0.1),
+        "sync_every": 10,
+        "total_steps": 600,
+    }
+    parameter, optimizer, first = scouting(**settings)
+    descend(parameter, optimizer, first, 500)
+    held = first.base["lr"]
+    _, other, second = scouting(**settings)
+    second.load_state_dict(first.state_dict())
+    assert second.base["lr"] == held == other.param_groups[0]["lr"]
+
+
+def test_a_checkpoint_within_the_scout_needs_a_scout() -> None:
+    _, _, first = scouting()
+    _, _, second = scouting(scout=None)
+    with pytest.raises(ValueError, match="must not be of a scout that is still at work"):
+        second.load_state_dict(first.state_dict())
