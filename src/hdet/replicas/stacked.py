@@ -240,7 +240,7 @@ class StackedReplicas:
         parameters = list(self._model.parameters())
         held = [*parameters, *self._model.buffers()]
         shown = [tensor.detach().clone() for tensor in held]
-        for replica in range(self.count):
+        for replica in reversed(range(self.count)):  # the first row stands for all while they are equal
             self.rows.write_template(min(replica, self.num_distinct - 1))
             add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=replica)
             self.rows.read_template(replica)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import io
 import math
 import time
@@ -451,3 +452,21 @@ def test_after_a_step_the_model_reads_the_shared_rate() -> None:
     ensemble = build(model, explore=[hdet.Dropout(model)], vectorize=False)
     ensemble.step(torch.ones(5, 3))
     assert model[1].p == 0.3
+
+
+@pytest.mark.parametrize("join_equal", [True, False])
+def test_a_warm_start_gives_each_replica_the_noise_of_its_own(join_equal: bool) -> None:
+    model = nn.Linear(3, 2)
+    ensemble = build(model, join_equal=join_equal, explore=[hdet.LearningRate(0.0)])
+    ensemble.step(torch.ones(5, 3))  # within a round: the model still shows the start
+    start, now = copy.deepcopy(model), ensemble.replicas.rows.matrices[0][0].clone()
+    assert not torch.equal(now[:6].view(2, 3), model.weight)
+    ensemble.warm_start(0.1)
+    assert torch.equal(model.weight, start.weight)
+    for replica in range(4):
+        alone = copy.deepcopy(model)
+        with torch.no_grad():
+            alone.weight.copy_(now[:6].view(2, 3))
+            alone.bias.copy_(now[6:])
+        hdet.warm_start(alone, 0.1, replica=replica)
+        assert torch.equal(ensemble.replicas.rows.matrices[0][replica][:6].view(2, 3), alone.weight)
