@@ -15,7 +15,7 @@ from hdet.errors import HdetError
 from hdet.run.pool import Pool
 from hdet.tasks.task import load_task
 from research.ablation.rules import lattice_lr, next_points
-from research.ablation.summary import GRID, Ablation, best_of, choose, judged, plan
+from research.ablation.summary import GRID, Ablation, best_of, choose, judged, rows_to_run
 from research.ablation.training import train
 from research.compare.ledger import Ledger, Record, read_ledger, run_missing
 from research.compare.summary import CASE
@@ -108,7 +108,7 @@ def ablate(
             )
         specs = [
             _spec(base, row.key, lr, seed, row.settings(length))
-            for row, lr in plan(chosen)
+            for row, lr in rows_to_run(chosen)
             if row.key != GRID
             for seed in seeds
         ]

@@ -13,7 +13,7 @@ from research.ablation.rules import LOW_FACTOR, choose_high, choose_safe, is_los
 from research.compare.ledger import Record
 from research.compare.summary import CASE, by_case, case_title
 
-__all__ = ["GRID", "Ablation", "Case", "Chosen", "Result", "best_of", "choose", "judged", "plan"]
+__all__ = ["GRID", "Ablation", "Case", "Chosen", "Result", "best_of", "choose", "judged", "rows_to_run"]
 
 GRID = "grid"
 """Name of a plain run of the grid in the ledger."""
@@ -135,7 +135,7 @@ def choose(grid: Mapping[float, Mapping[int, Record]]) -> Chosen | None:
     )
 
 
-def plan(chosen: Chosen) -> list[tuple[Row, float]]:
+def rows_to_run(chosen: Chosen) -> list[tuple[Row, float]]:
     """All rows with their learning rates, in the order of the table."""
     at = {"low": chosen.low, "high": chosen.high, "best": chosen.best}
     rows = [(row, at[row.at]) for row in ROWS]
@@ -160,7 +160,7 @@ def _case(records: Sequence[Record]) -> Case:
         return Case(facts, [], None, grid, [])
     best = best_of(grid)
     results = []
-    for row, lr in plan(chosen):
+    for row, lr in rows_to_run(chosen):
         settings = row.settings(facts["steps"])
         runs = {
             r["seed"]: judged(r, *best)

@@ -127,12 +127,12 @@ def _explored_row(records: Sequence[Record], explored: Explored) -> list[str]:
 
 
 def _asked(explored: Explored, runs: dict[int, Record]) -> tuple[int, str]:
-    """The log of the correction that each seed ends with; the learning rate has a dial of its own."""
+    """The log of the correction that each seed ends with; the learning rate has its own."""
     logs = [
         math.log(value)
         for run in runs.values()
         for name, value in run["corrections"].items()
-        if name == explored.dial and value > 0
+        if name == explored.tunable and value > 0
     ]
     if not logs:
         return 0, "-"

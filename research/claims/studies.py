@@ -31,7 +31,7 @@ class Explored:
     needs_probe: bool = False
 
     @property
-    def dial(self) -> str:
+    def tunable(self) -> str:
         """Its name in the records."""
         return "attention_scale" if self.name == "attention_temperature" else self.name
 

@@ -24,7 +24,7 @@ from research.ablation.rules import (
     next_points,
     window_means,
 )
-from research.ablation.summary import Chosen, Result, choose, plan
+from research.ablation.summary import Chosen, Result, choose, rows_to_run
 from research.ablation.training import thinned
 from research.ablation.verdicts import compare_losses, sign_of
 from research.commands.ablate import ablate as command
@@ -159,7 +159,7 @@ def test_the_decay_is_the_controllers_own():
 def test_learning_rates_between_low_and_high():
     assert between(0.1, 10.0) == [0.3162, 1.0, 3.162]
     assert between(1.0, 3.0) == []
-    rows = plan(Chosen(low=0.1, high=1.0, best=0.5, breaks=True))
+    rows = rows_to_run(Chosen(low=0.1, high=1.0, best=0.5, breaks=True))
     assert [row.name for row, _ in rows[:7]] == [
         "Baseline-Low",
         "Baseline-High",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from hdet.core.assign import derived_seed
 from hdet.errors import AllReplicasFailedError
+from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder, write_json
 from hdet.run.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
@@ -94,18 +98,35 @@ def run(
         on_ready: called once everything is built and before anything is written; the folder must be there
             when it returns.
     """
-    task = task or load_task(config.task, config.task_options)
-    watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
-    trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
-        task, config, watch, device
-    )
-    on_ready()
-    seconds_before = 0.0
-    if resume:
-        state = folder.load_checkpoint()
-        trainer.load_state_dict(state["trainer"])
-        seconds_before = state["seconds"]
-    return _Run(task, config, folder, trainer, watch, seconds_before, device).train(on_progress, should_stop)
+    with _own_randomness(config):
+        task = task or load_task(config.task, config.task_options)
+        watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
+        trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
+            task, config, watch, device
+        )
+        on_ready()
+        seconds_before = 0.0
+        if resume:
+            state = folder.load_checkpoint()
+            trainer.load_state_dict(state["trainer"])
+            seconds_before = state["seconds"]
+            if trainer.is_main and "generators" in state:  # those of other ranks are not saved
+                restore_generators(state["generators"])
+        return _Run(task, config, folder, trainer, watch, seconds_before, device).train(
+            on_progress, should_stop
+        )
+
+
+@contextmanager
+def _own_randomness(config: RunConfig) -> Iterator[None]:
+    """Within the block torch's generators follow from the seed, others on each rank, so dropout repeats."""
+    before = generator_states()
+    rank = int(os.environ.get("RANK", "0")) if config.engine == "torchrun" else 0
+    torch.manual_seed(derived_seed(config.seed, "training", rank))
+    try:
+        yield
+    finally:
+        restore_generators(before)
 
 
 class _Watch:
@@ -218,6 +239,7 @@ class _Run:
                 {
                     "trainer": self._trainer.state_dict(),
                     "seconds": self._seconds(),
+                    "generators": generator_states(),
                 }
             )
 

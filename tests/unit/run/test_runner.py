@@ -173,3 +173,21 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path):
     assert None in results
     results = run_many(jobs, num_jobs=1)
     assert all(result is not None and math.isfinite(result["final_loss"]) for result in results)
+
+
+def test_dropout_repeats_itself_and_resumes(tmp_path):
+    options = {"dropout": 0.2, "width": 16, "batch_size": 2}
+    config = dataclasses.replace(BASE, task="charlm", task_options=options, steps=20, replicas=2)
+    before = torch.get_rng_state()
+    whole, _ = start(tmp_path, "whole", config)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)  # somebody else's draws do not matter
+    again, _ = start(tmp_path, "again", config)
+    other, _ = start(tmp_path, "other", dataclasses.replace(config, seed=1))
+    assert whole.final_loss == again.final_loss != other.final_loss
+    seen = []
+    stopped, folder = start(
+        tmp_path, "stopped", config, should_stop=lambda: bool(seen), on_record=seen.append
+    )
+    assert stopped.status == "stopped"
+    assert run(config, folder, resume=True).final_loss == whole.final_loss
