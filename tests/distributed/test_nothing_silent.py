@@ -257,3 +257,24 @@ def test_a_warm_start_while_the_scout_runs_is_for_the_run_itself():
     for moved, are_equal in run_replicas(_perturbed_while_scouting, 2):
         assert 1e-3 < moved < 1
         assert not are_equal
+
+
+def _shares_in_the_scout(rank):
+    """As loops do that accumulate gradients by hand."""
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scout = hdet.Scout(min_steps=5, fraction=0.05)
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=EQUAL, total_steps=400, scout=scout)
+
+    def run():
+        for step in range(20):
+            model.require_backward_grad_sync = True
+            train(ensemble, model, optimizer, rank, range(step, step + 1))
+
+    return _message(hdet.ConfigurationMismatchError, run)
+
+
+def test_gradients_that_are_shared_in_a_trial_are_found():
+    for message in run_replicas(_shares_in_the_scout, 2):
+        assert "require_backward_grad_sync to True" in message

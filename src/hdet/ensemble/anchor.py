@@ -99,6 +99,14 @@ class Anchor:
                 inner = torch.sum(term.to(e.device) * (e - x0))
                 self.sums[place] += self.num_summed * inner.to(self.sums)
 
+    @torch.no_grad()
+    def heal(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """After a replica was left out: where E is not finite, it begins again with the weights."""
+        for p, e in zip(_flat(groups), _flat(self.average), strict=True):
+            if not torch.isfinite(e).all():
+                e.copy_(p)
+        self.sums.nan_to_num_(0.0, 0.0, 0.0)
+
     def means(self) -> list[float]:
         """The mean signal of each tensor since the sums were cleared; waits for the device."""
         return [total / max(1, self.num_summed) for total in self.sums.tolist()]

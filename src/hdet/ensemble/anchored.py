@@ -167,6 +167,8 @@ class AnchoredSteering(Steering):
 
     def sync(self, record: RoundRecord) -> None:
         """Look at the probe, and tell the record what was seen last."""
+        if record.excluded and self.anchor is not None:
+            self.anchor.heal(self._replicas.mean_weights())
         scores = [score for score in record.probes if score is not None]
         mean = math.fsum(scores) / len(scores) if scores else None
         self.memory = watch_probe(self.memory, record.step, mean, self._settings)

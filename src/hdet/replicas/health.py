@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hdet.replicas.flat import KnownTensors, flat_view
 
-__all__ = ["Health", "all_finite"]
+__all__ = ["Health", "all_finite", "rows_are_finite"]
 
 _SMALL = 2**14
 """Tensors with fewer elements are looked at together: each call costs more than their memory."""
@@ -76,6 +76,16 @@ class Health:
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether every element of every tensor is finite. Waits for each device once."""
     return Health().all_finite(tensors)
+
+
+@torch.no_grad()
+def rows_are_finite(matrices: Sequence[Tensor]) -> list[bool]:
+    """Whether each row is finite in all of the matrices.
+
+    >>> rows_are_finite([torch.ones(2, 3), torch.tensor([[1.0], [float("nan")]])])
+    [True, False]
+    """
+    return torch.stack([torch.isfinite(matrix).all(dim=1) for matrix in matrices]).all(dim=0).tolist()
 
 
 def _grouped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -130,6 +130,12 @@ class RankReplicas:
         self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
+        if self._keeps_gradients and getattr(self._model, "require_backward_grad_sync", False):
+            raise ConfigurationMismatchError(
+                "model must keep gradients local while the scout runs, but somebody has set its "
+                "require_backward_grad_sync to True: leave it alone while is_scouting is true, or accumulate "
+                "gradients with no_sync()"
+            )
         weights = self.weights()
         moments = moments_of(self._optimizer) if self._averages_moments else []
         ought_to_be_equal = self.has_others and not (self.differ or self._keeps_gradients)

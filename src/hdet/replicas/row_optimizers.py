@@ -96,6 +96,10 @@ class RowOptimizer:
                 if len(value) != num_rows:
                     moments[name] = value.mean(dim=0, keepdim=True).expand(num_rows, -1).clone()
 
+    def matrices(self) -> list[Tensor]:
+        """All moments, with a row for each replica that is computed."""
+        return [value for moments in self.moments for value in moments.values()]
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything."""
         moments = [{name: value.clone() for name, value in group.items()} for group in self.moments]

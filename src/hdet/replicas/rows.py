@@ -221,11 +221,6 @@ class ModelRows:
         """The matrices and the buffers, with a row per replica each."""
         return [*self.matrices, *self.buffers.values()]
 
-    def are_finite(self, num_rows: int) -> list[bool]:
-        """Whether the parameters of each of the first replicas are finite."""
-        finite = torch.stack([torch.isfinite(matrix[:num_rows]).all(dim=1) for matrix in self.matrices])
-        return finite.all(dim=0).tolist()
-
     @torch.no_grad()
     def average_(self, included: Sequence[int], others: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over the included ones, and the template too."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.replicas.health import all_finite
+from hdet.replicas.health import all_finite, rows_are_finite
 from hdet.replicas.losses import LossRows, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
@@ -185,7 +185,8 @@ class StackedReplicas:
         self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
     ) -> list[Report]:
         """What is known of every replica."""
-        finite = self.rows.are_finite(self.num_distinct)
+        moments = self.row_optimizer.matrices() if self._averages_moments else []
+        finite = rows_are_finite([*self.weights(), *moments])
         finite *= self.count // len(finite)
         every = [None] * self.count if scores is None else scores
         return [Report(*row) for row in zip(self._losses.take(), finite, every, strict=True)]
@@ -229,10 +230,8 @@ class StackedReplicas:
             self.rows.write_template(0)
             return
         included = [r for r in range(self.count) if r not in excluded]
-        moments = [m for by_name in self.row_optimizer.moments for m in by_name.values()]
-        self.rows.average_(
-            included, [*(moments if self._averages_moments or excluded else ()), *like_weights]
-        )
+        moments = self.row_optimizer.matrices() if self._averages_moments or excluded else []
+        self.rows.average_(included, [*moments, *like_weights])
         self._have_parted = False
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
