@@ -108,6 +108,7 @@ def wait_for_ctrl_c():
         return "stopped"
 
 
+@pytest.mark.timeout(400)  # three processes that import torch, on a machine that may be busy
 @pytest.mark.parametrize("is_running", [True, False])
 def test_ctrl_c_in_a_terminal_ends_jobs_and_pool_even_while_workers_start(tmp_path, is_running):
     script = tmp_path / "script.py"
@@ -122,16 +123,18 @@ def test_ctrl_c_in_a_terminal_ends_jobs_and_pool_even_while_workers_start(tmp_pa
         start_new_session=True,  # a process group of its own, as a terminal gives
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    while is_running and len(list(tmp_path.glob("*.running"))) < 2:
-        time.sleep(0.05)
-    time.sleep(0.5)  # enough to start a worker, but not for its imports
-    os.killpg(process.pid, signal.SIGINT)
     try:
-        out, err = process.communicate(timeout=60)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while is_running and len(list(tmp_path.glob("*.running"))) < 2 and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(0.5)  # enough to start a worker, but not for its imports
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=180)
     finally:
-        process.kill()
+        if process.poll() is None:  # nothing is left behind, or other tests would hear of it
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert (process.returncode, err) == (0, "")
     # A job that has not begun by then is left.
     assert out in [f"{['stopped'] * count}\n" for count in ([2] if is_running else [0, 1, 2])]
