@@ -68,6 +68,7 @@ class Pool:
             while left and not is_stopped and len(waiting) < self.num_jobs:
                 place, arguments = left.popleft()
                 waiting[self._submit(function, arguments)] = place
+                is_stopped = should_stop()  # it may have come while a worker was started
             if not waiting:
                 return
             finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
