@@ -34,6 +34,7 @@ def fail():
 
 def interrupted_before_it_listens():
     """As when Ctrl-C is pressed while the worker starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     os.kill(os.getpid(), signal.SIGINT)
     before = "not heard"
     try:
