@@ -21,6 +21,7 @@ from hdet.run.config import RunConfig
 from hdet.run.runner import evaluate
 from hdet.run.trainers import build_optimizer
 from hdet.tasks.task import Task
+from research.zoo.problem import Problem
 
 __all__ = ["Diverged", "Job", "Method", "OptimizerKind", "Outcome", "Trained", "descend", "load_package"]
 
@@ -68,8 +69,16 @@ class Job:
         )
 
     def optimizer(self, model: nn.Module, lr: float) -> Optimizer:
-        """The optimizer that is compared, as ``hdet run`` builds it: AdamW, or SGD with momentum."""
-        return build_optimizer(replace(self.config(), lr=lr), self.task.parameter_groups(model))
+        """The optimizer that is compared: the problem's own, or AdamW or SGD as ``hdet run`` builds it."""
+        groups = self.task.parameter_groups(model)
+        if isinstance(self.task, Problem):
+            return self.task.build_optimizer(groups, lr)
+        return build_optimizer(replace(self.config(), lr=lr), groups)
+
+    def clip(self, model: nn.Module) -> None:
+        """Clip gradients where the problem says so."""
+        if isinstance(self.task, Problem) and self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters(model), self.task.clip_norm)
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """All trained parameters in one group: not every package's optimizer takes several."""
@@ -210,6 +219,7 @@ def descend(
             raise Diverged
         optimizer.zero_grad()
         loss.backward()
+        job.clip(model)
         optimizer.step()
         after_step()
 

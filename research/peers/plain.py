@@ -21,9 +21,14 @@ TAIL_PLAN = (
 
 
 def plain_run(
-    job: Job, *, anneal: Anneal = "linear", anneal_to: float = 0.0, average_tail: float = 0.0
+    job: Job,
+    *,
+    warmup: float = 0.1,
+    anneal: Anneal = "linear",
+    anneal_to: float = 0.0,
+    average_tail: float = 0.0,
 ) -> Trained:
-    """Warmup over a tenth of the steps, then the anneal; the mean of the last weights if there is a tail."""
+    """Warmup, then the anneal; the mean of the last weights if there is a tail."""
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
     parameters = job.parameters(model)
@@ -34,7 +39,7 @@ def plain_run(
         if step in steps:
             tail.take(parameters, step)
 
-    shape = partial(one_cycle, total_steps=job.steps, anneal=anneal, end=anneal_to)
+    shape = partial(one_cycle, total_steps=job.steps, warmup=warmup, anneal=anneal, end=anneal_to)
     descend(job, model, optimizer, job.batches(), job.steps, shape=shape, after_step=take)
     if steps:
         tail.put(parameters)

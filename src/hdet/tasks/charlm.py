@@ -43,6 +43,7 @@ class CharLM(Task):
         attention_scale: factor on the attention logits, beside the usual one.
         batch_size: windows per replica and step.
         characters: train on so many characters only, so that a run sees them several times; 0 for all.
+        num_evaluation_batches: of 128 windows each.
     """
 
     width: int = 32
@@ -54,13 +55,14 @@ class CharLM(Task):
     attention_scale: float = 1.0
     batch_size: int = 4
     characters: int = 0
+    num_evaluation_batches: int = 4
 
     learning_rate = 3e-3
     num_steps = 1000
     loss_unit = "nats per character"
 
     def __post_init__(self) -> None:
-        for name in ("width", "num_layers", "num_heads", "length", "batch_size"):
+        for name in ("width", "num_layers", "num_heads", "length", "batch_size", "num_evaluation_batches"):
             require_count(name, getattr(self, name))
         require_number("dropout", self.dropout, at_least=0, below=1)
         require_number("label_smoothing", self.label_smoothing, at_least=0, below=1)
@@ -123,7 +125,7 @@ class CharLM(Task):
     def evaluation_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
         """The same windows of held-out files every time."""
         generator = torch.Generator().manual_seed(2)
-        return [self._windows(_corpus()[2], 128, generator) for _ in range(4)]
+        return [self._windows(_corpus()[2], 128, generator) for _ in range(self.num_evaluation_batches)]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy of the next character; smoothed while training."""

@@ -1,0 +1,162 @@
+"""Run the zoo: the strict baseline of every problem, then every method from starts that are off."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.optim import SGD
+
+from hdet.core.assign import derived_seed
+from hdet.core.checks import require_choice
+from hdet.core.recipe import Recipe
+from hdet.run.pool import Pool
+from research.compare.ledger import Ledger, Record, run_missing
+from research.peers import METHODS
+from research.peers.base import Diverged, Job, Trained
+from research.peers.plain import plain_run
+from research.zoo.catalogue import names, problem_of
+from research.zoo.problem import Split
+from research.zoo.sweep import Point, best_point, lr_at, next_points
+
+__all__ = ["STARTS", "SWEEP", "open_ledger", "run_zoo", "sweep_losses"]
+
+SWEEP = "sweep"
+STARTS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_KEY = ("problem", "method", "warmup", "start", "lr", "seed")
+
+
+def open_ledger(folder: str | Path) -> Ledger:
+    """The runs of a folder."""
+    return Ledger(Path(folder), "zoo.jsonl", _KEY, result="metrics")
+
+
+def run_zoo(
+    *,
+    methods: Sequence[str],
+    split: Split | None = None,
+    problems: Sequence[str] = (),
+    starts: Sequence[float] = STARTS,
+    seeds: Sequence[int] = (0, 1, 2),
+    folder: str | Path,
+    num_jobs: int = 0,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Run what the folder does not have yet; whether all is there in the end.
+
+    Args:
+        methods: names from :data:`research.peers.METHODS`; the sweep is always run.
+        split: problems of this split only.
+        problems: these only.
+        starts: starting learning rates as factors on the best one of the sweep.
+        seeds: which.
+        folder: of ``zoo.jsonl``.
+        num_jobs: runs at a time; 0 for one per core.
+        on_done: called with the number of runs done, and that of all as far as it is known.
+        should_stop: asked now and then.
+    """
+    wanted = [name for name in names(split) if not problems or name in problems]
+    for method in methods:
+        require_choice("methods", method, tuple(METHODS))
+        METHODS[method].require()
+    ledger, done, total = open_ledger(folder), 0, 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_done(done, total)
+
+    with Pool(num_jobs) as pool:
+
+        def finish(specs: list[Record]) -> bool:
+            nonlocal total
+            total += sum(spec not in ledger for spec in specs)
+            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
+
+        while specs := [s for name in wanted for s in _next_of_sweep(name, seeds, ledger)]:
+            if not finish(specs):
+                return False
+        runs = []
+        for name in wanted:
+            best_lr = lr_at(best_point(sweep_losses(ledger.records, name, seeds))[1])
+            for method in methods:
+                for start in starts if METHODS[method].uses_start else [None]:
+                    lr = None if start is None else float(f"{best_lr * start:.6g}")
+                    runs += [_spec(name, method, seed, start=start, lr=lr) for seed in seeds]
+        return finish(runs)
+
+
+def _spec(
+    problem: str,
+    method: str,
+    seed: int,
+    *,
+    warmup: float | None = None,
+    start: float | None = None,
+    lr: float | None = None,
+) -> Record:
+    return dict(zip(_KEY, (problem, method, warmup, start, lr, seed), strict=True))
+
+
+def sweep_losses(records: Sequence[Record], problem: str, seeds: Sequence[int]) -> dict[Point, float]:
+    """Mean loss over seeds of every point that has all of them."""
+    losses: dict[Point, list[float]] = {}
+    for record in records:
+        if (record["problem"], record["method"]) == (problem, SWEEP) and record["seed"] in seeds:
+            point = (record["warmup"], round(math.log10(record["lr"]) * 8))
+            losses.setdefault(point, []).append(loss_of(record))
+    return {point: statistics.fmean(found) for point, found in losses.items() if len(found) == len(seeds)}
+
+
+def loss_of(record: Record) -> float:
+    """Held-out loss; infinite where there is none."""
+    return math.inf if record["final_loss"] is None else record["final_loss"]
+
+
+def _next_of_sweep(name: str, seeds: Sequence[int], ledger: Ledger) -> list[Record]:
+    points = next_points(sweep_losses(ledger.records, name, seeds), problem_of(name).learning_rate)
+    return [
+        _spec(name, SWEEP, seed, warmup=warmup, lr=lr_at(place)) for warmup, place in points for seed in seeds
+    ]
+
+
+def train(spec: Record) -> Record:
+    """Run one, and add its results."""
+    torch.set_flush_denormal(True)  # a network that has died computes with the smallest numbers, slowly
+    problem = problem_of(spec["problem"])
+    optimizer = problem.build_optimizer(problem.parameter_groups(problem.build_model(0)), 1.0)
+    job = Job(
+        task=problem,
+        start_lr=problem.learning_rate if spec["lr"] is None else spec["lr"],
+        steps=problem.num_steps,
+        seed=spec["seed"],
+        num_replicas=problem.num_replicas,
+        optimizer_kind="sgd" if isinstance(optimizer, SGD) else "adamw",
+    )
+    run = METHODS[spec["method"]].run if spec["method"] != SWEEP else _sweep_run(spec["warmup"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(spec["seed"], "training"))
+        begin = time.monotonic()
+        try:
+            trained = run(job)
+        except Diverged:
+            trained = Trained({})
+        seconds = time.monotonic() - begin
+    metrics = {name: value if math.isfinite(value) else None for name, value in trained.metrics.items()}
+    found = trained.found_lr
+    return spec | {
+        "final_loss": metrics.get("loss"),
+        "metrics": metrics,
+        "found_lr": found if found is not None and math.isfinite(found) else None,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _sweep_run(warmup: float) -> Callable[[Job], Trained]:
+    return partial(plain_run, warmup=warmup, anneal_to=Recipe.anneal_to, average_tail=Recipe.average_tail)
