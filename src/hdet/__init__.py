@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ModuleAttribute,
     )
     from hdet.explore.scalar import Scalar
+    from hdet.find import FoundLR, find_lr
     from hdet.replicas import finite_mean_hook, warm_start
     from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
     from hdet.schedules.prior import Prior, prior_from
@@ -51,6 +52,7 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "Epsilon",
+    "FoundLR",
     "HdetError",
     "HdetWarning",
     "IdenticalLossWarning",
@@ -79,6 +81,7 @@ __all__ = [
     "WeightDecay",
     "__version__",
     "export_schedule",
+    "find_lr",
     "finite_mean_hook",
     "prior_from",
     "read_records",
@@ -99,6 +102,7 @@ _MODULES = {
     "Dropout": "hdet.explore.module_attributes",
     "Ensemble": "hdet.ensemble",
     "Epsilon": "hdet.explore",
+    "FoundLR": "hdet.find",
     "HdetError": "hdet.errors",
     "HdetWarning": "hdet.errors",
     "IdenticalLossWarning": "hdet.errors",
@@ -126,6 +130,7 @@ _MODULES = {
     "WandbSink": "hdet.telemetry.trackers",
     "WeightDecay": "hdet.explore",
     "export_schedule": "hdet.schedules",
+    "find_lr": "hdet.find",
     "finite_mean_hook": "hdet.replicas",
     "prior_from": "hdet.schedules.prior",
     "read_records": "hdet.telemetry",

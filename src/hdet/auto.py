@@ -16,6 +16,7 @@ from hdet.core.recipe import Recipe
 from hdet.core.scout import Scout, least_steps
 from hdet.ensemble import Ensemble, VirtualEnsemble
 from hdet.explore import LearningRate
+from hdet.find import FoundLR
 from hdet.replicas import ReplicaGroup
 from hdet.telemetry import RecordSink
 
@@ -69,6 +70,8 @@ class AutoLR(Ensemble):
             judged better than by their training losses.
         steps_per_epoch: optimizer steps of one pass over the training data; ``math.inf`` if it never repeats,
             None if you do not know.
+        found: what :func:`hdet.find_lr` has found before the loop. The run then begins with it at once, and
+            neither scouts nor corrects it.
         sync_every: steps between checks of the replicas; None for a good number of them.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
@@ -96,14 +99,24 @@ class AutoLR(Ensemble):
         model: nn.Module | None = None,
         probe: Callable[[], Tensor | float] | None = None,
         steps_per_epoch: float | None = None,
+        found: FoundLR | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
         replicas: dist.ProcessGroup | ReplicaGroup | None = None,
         seed: int = 0,
     ) -> None:
-        recipe = Recipe(total_steps=total_steps, steps_per_epoch=steps_per_epoch, sync_every=sync_every)
+        recipe = Recipe(
+            total_steps=total_steps,
+            steps_per_epoch=steps_per_epoch,
+            sync_every=sync_every,
+            scout=None if found is None else False,
+        )
+        if found is not None:
+            found.write(optimizer)
         group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
         settings = settings_of(recipe, optimizer, group.count)
+        if found is not None:
+            settings["controller"] = None
         super().__init__(
             optimizer, model=model, probe=probe, records=records, replicas=group, seed=seed, **settings
         )

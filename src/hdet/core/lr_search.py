@@ -1,0 +1,274 @@
+r"""The search of :func:`hdet.find_lr`: a ramp, a few short trials, and the user's own number. Pure decisions.
+
+1. *Ramp.* The learning rate grows exponentially while the model trains, from a hundredth of the user's until
+   the loss turns. The weights of the lowest loss are past the first quick gains, which say little of a run.
+2. *Trials.* From those weights, a few learning rates each train through a complete miniature of the
+   schedule and are scored on the same data.
+3. *Answer.* What the trials say is weighed against the user's number, by what each is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hdet.core.scout import soft_minimum
+
+__all__ = [
+    "Answer",
+    "Lengths",
+    "Ramp",
+    "Trial",
+    "answer",
+    "lengths",
+    "next_ramp",
+    "ramp_factor",
+    "should_lengthen",
+    "should_move",
+    "trial_factors",
+    "weigh",
+]
+
+_DECADES_BELOW, _DECADES = 2, 4
+"""The ramp begins a factor of 100 below the user's learning rate, and reaches 100 above it in its length."""
+_LONGEST = 1.5
+"""If nothing has turned by then, the ramp goes on to this many times its length."""
+_WINDOW = 12
+"""The loss of the ramp is averaged over a twelfth of its length, a third of a decade."""
+_LEARNT = 0.1
+"""A loss that has fallen by this share has learnt something. Below it, trials cannot rank learning rates."""
+_TURNED, _WORSE = 0.5, 0.3
+"""The ramp ends when this share of its gain is lost again, or the loss is so much above the first."""
+_SPAN = 30.0
+"""Trials reach from the ramp's best learning rate down to this factor below: what a ramp survives for a few
+steps is two to twelve times too high for a run (nine problems, five starts each)."""
+_MANY = 6
+"""From so many replicas on, each makes a trial of its own at the same time. Fewer make them together."""
+_FEW_TRIALS = 4
+_RAMP_STEPS, _OWN_STEPS, _JOINT_STEPS = 40, 40, 15
+"""Lengths in a run of 1000 steps. They grow with the root of its length: 10 % of 1000, 4.5 % of 5000."""
+_MOST = 0.2
+"""Where nothing has been learnt, trials are repeated at twice the length up to this share of the run."""
+_PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
+"""The user's number is taken to be right within a factor of two, or else within thirty, as one standard
+deviation each, with even odds."""
+_ERROR_MANY, _ERROR_FEW = 0.6, 0.9
+"""Standard deviation of what the trials say, as a logarithm (dev problems of the zoo)."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Steps of the ramp and of a trial, and how many trials there are."""
+
+    ramp: int
+    trial: int
+    num_trials: int
+    are_joint: bool
+    """Whether all replicas make each trial together, one trial after the other."""
+
+    @property
+    def most_ramp_steps(self) -> int:
+        """Where a ramp ends that has not turned."""
+        return round(_LONGEST * self.ramp)
+
+
+def lengths(total_steps: int, num_replicas: int) -> Lengths:
+    """How long the search is.
+
+    >>> lengths(1000, 1)
+    Lengths(ramp=40, trial=15, num_trials=4, are_joint=True)
+    >>> lengths(4000, 8)
+    Lengths(ramp=80, trial=80, num_trials=8, are_joint=False)
+    """
+    scale = math.sqrt(total_steps / 1000)
+    are_joint = num_replicas < _MANY
+    steps = _JOINT_STEPS if are_joint else _OWN_STEPS
+    return Lengths(
+        ramp=max(12, round(_RAMP_STEPS * scale)),
+        trial=max(5, round(steps * scale)),
+        num_trials=_FEW_TRIALS if are_joint else num_replicas,
+        are_joint=are_joint,
+    )
+
+
+def ramp_factor(step: int, num_steps: int) -> float:
+    """The learning rate of a step of the ramp, over the user's.
+
+    >>> [round(ramp_factor(step, 40), 3) for step in (0, 20, 40)]
+    [0.01, 1.0, 100.0]
+    """
+    return 10 ** (_DECADES * step / num_steps - _DECADES_BELOW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """What the ramp has seen so far."""
+
+    num_steps: int = 0
+    first: float = math.nan
+    """The loss before any training."""
+    mean: float = 0.0
+    weight: float = 0.0
+    """Running sum of losses and of their weights: the mean over the last of them is their ratio."""
+    low: float = math.inf
+    low_step: int = 0
+    """The lowest mean, and the step before which the weights had it."""
+    is_over: bool = False
+
+    @property
+    def has_learnt(self) -> bool:
+        """Whether the loss has fallen enough to tell."""
+        return self.first - self.low > _LEARNT * abs(self.first)
+
+
+def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
+    """Take the loss before a step, always on the same data: batches would add their noise.
+
+    >>> ramp, sizes = Ramp(), lengths(1000, 1)
+    >>> for loss in [4.0] * 10 + [3.0] * 10 + [2.0] * 10 + [50.0]:
+    ...     ramp = next_ramp(ramp, loss, sizes)
+    >>> ramp.is_over, ramp.low_step
+    (True, 29)
+    """
+    decay = 1 - 1 / max(2, sizes.ramp / _WINDOW)
+    is_finite, count = math.isfinite(loss), ramp.num_steps
+    first = loss if count == 0 else ramp.first
+    total = decay * ramp.mean + (1 - decay) * (loss if is_finite else 0.0)
+    weight = decay * ramp.weight + (1 - decay)
+    mean, gain = total / weight, first - ramp.low
+    has_learnt = gain > _LEARNT * abs(first)
+    rise = mean - (ramp.low if has_learnt else first)
+    has_turned = rise > (_TURNED * gain if has_learnt else _WORSE * abs(first))
+    is_low = is_finite and mean < ramp.low
+    return replace(
+        ramp,
+        num_steps=count + 1,
+        first=first,
+        mean=total,
+        weight=weight,
+        low=mean if is_low else ramp.low,
+        low_step=count if is_low else ramp.low_step,
+        is_over=not is_finite or has_turned or count + 1 >= sizes.most_ramp_steps,
+    )
+
+
+def trial_factors(lead: float, count: int) -> list[float]:
+    """Learning rates of the trials, as factors on the user's, below the ramp's best.
+
+    >>> [round(f, 3) for f in trial_factors(3.0, 4)]
+    [0.1, 0.311, 0.965, 3.0]
+    """
+    return [lead * _SPAN ** (i / (count - 1) - 1) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate, as a factor on the user's, and how it did."""
+
+    factor: float
+    score: float | None
+    """Loss on common data after the trial; None if it was not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found, as factors on the user's learning rate."""
+
+    factor: float
+    low: float
+    high: float
+    """The best learning rate of a sweep should lie between these in four cases of five."""
+    evidence: float | None
+    """What the trials alone say; None if they say nothing."""
+    reason: str
+    """How it came about, in words."""
+
+
+def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
+    """Whether the best trial is the highest, so that higher ones must be tried, and there are steps left."""
+    scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
+    return min(scores)[1] == max(trial.factor for trial in trials) and steps_used < _MOST / 2 * total_steps
+
+
+def should_lengthen(trials: Sequence[Trial], first_score: float, steps_used: int, total_steps: int) -> bool:
+    """Whether nothing has been learnt yet, and trials of twice the length are worth their steps."""
+    return not _has_learnt(trials, first_score) and steps_used < _MOST / 2 * total_steps
+
+
+def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
+    scores = [trial.score for trial in trials if trial.score is not None]
+    return bool(scores) and first_score - min(scores) > _LEARNT * abs(first_score)
+
+
+def answer(trials: Sequence[Trial], first_score: float, *, are_joint: bool) -> Answer:
+    """Weigh what the trials say against the user's number.
+
+    Args:
+        trials: of the last length.
+        first_score: the score of the untrained weights.
+        are_joint: whether there were few, on the whole batch.
+
+    >>> trials = [Trial(1.0, 2.0), Trial(3.0, 1.5), Trial(9.0, 1.0), Trial(27.0, None)]
+    >>> found = answer(trials, 3.0, are_joint=True)
+    >>> 3 < found.factor < found.evidence < 9 < found.high
+    True
+    """
+    points = [(trial.factor, trial.score) for trial in trials if trial.score is not None]
+    error = _ERROR_FEW if are_joint else _ERROR_MANY
+    if len(points) < 2:
+        return _kept("fewer than two trials had a finite loss")
+    values = [score for _, score in points]
+    if max(values) - min(values) <= 1e-4 * max(abs(value) for value in values):
+        return _kept("the loss is the same at every learning rate")
+    if min(values) >= first_score:
+        return _kept("no trial learnt anything")
+    evidence, _ = soft_minimum(points)
+    reason = "trials, weighed against the learning rate that was given"
+    if not _has_learnt(trials, first_score):
+        error, reason = (
+            2 * error,
+            "trials that learnt little, weighed against the learning rate that was given",
+        )
+    center, spread = weigh(math.log(evidence), error)
+    band = 1.28 * spread
+    return Answer(
+        factor=math.exp(center),
+        low=math.exp(center - band),
+        high=math.exp(center + band),
+        evidence=evidence,
+        reason=reason,
+    )
+
+
+def _kept(why: str) -> Answer:
+    band = math.exp(1.28 * _PRIOR_FAR)
+    reason = f"the learning rate that was given: {why}"
+    return Answer(factor=1.0, low=1 / band, high=band, evidence=None, reason=reason)
+
+
+def weigh(evidence: float, error: float) -> tuple[float, float]:
+    r"""Mean and standard deviation of the posterior, in log factors on the user's learning rate.
+
+    The prior is an even mixture of two normal distributions around zero, and the evidence is normal:
+
+    .. math:: p(x \mid e) \propto N(e; x, s^2) \sum_k \tfrac12 N(x; 0, \tau_k^2)
+
+    Args:
+        evidence: e, what the trials say.
+        error: s, its standard deviation.
+
+    >>> near, far = weigh(0.5, 0.6)[0], weigh(4.0, 0.6)[0]
+    >>> 0.2 < near < 0.35, 3.8 < far < 4.0
+    (True, True)
+    """
+    weights, means, variances = [], [], []
+    for tau in (_PRIOR_NEAR, _PRIOR_FAR):
+        total = tau**2 + error**2
+        weights.append(math.exp(-(evidence**2) / (2 * total)) / math.sqrt(total))
+        means.append(evidence * tau**2 / total)
+        variances.append(error**2 * tau**2 / total)
+    norm = sum(weights)
+    mean = sum(w * m for w, m in zip(weights, means, strict=True)) / norm
+    second = sum(w * (v + m * m) for w, v, m in zip(weights, variances, means, strict=True)) / norm
+    return mean, math.sqrt(second - mean * mean)

@@ -1,0 +1,400 @@
+"""find_lr: the learning rate for a whole run, found by short trials before it. Nothing is left changed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.core.checks import require_count, require_number
+from hdet.core.lr_search import (
+    Answer,
+    Ramp,
+    Trial,
+    answer,
+    lengths,
+    next_ramp,
+    ramp_factor,
+    should_lengthen,
+    should_move,
+    trial_factors,
+)
+from hdet.core.scout import trial_shape
+from hdet.errors import HdetError, NotFiniteError
+from hdet.replicas.average import Averager
+from hdet.replicas.exchange import exchange, require_same_settings
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.rows import join
+from hdet.replicas.save_point import RankSavePoint
+
+__all__ = ["FoundLR", "find_lr"]
+
+_log = logging.getLogger(__name__)
+
+_PROBE_STEPS = 4
+"""Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLR:
+    """What :func:`find_lr` found. Lists have one entry for each parameter group."""
+
+    lr: list[float]
+    """The peak learning rates to train with."""
+    low: list[float]
+    high: list[float]
+    """The best learning rates of a sweep should lie between these in four cases of five."""
+    asked: list[float]
+    """What the optimizer had."""
+    reason: str
+    """How it came about, in words."""
+    ramp: list[tuple[float, float]]
+    """Learning rate of the first group, and loss, for each step of the ramp."""
+    trials: list[tuple[float, float | None]]
+    """Learning rate of the first group, and score, for each trial. None where the loss was not finite."""
+    num_steps: int
+    """Optimizer steps that the search took, in units of the run's steps."""
+
+    def __str__(self) -> str:
+        def shown(values: Sequence[float]) -> str:
+            return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
+
+        return (
+            f"learning rate {shown(self.lr)} (asked for was {shown(self.asked)}; likely between "
+            f"{shown(self.low)} and {shown(self.high)}), from {self.reason}. {self.num_steps} steps."
+        )
+
+    def write(self, optimizer: Optimizer) -> None:
+        """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
+        if len(optimizer.param_groups) != len(self.lr):
+            raise ValueError(
+                f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
+                f"{len(optimizer.param_groups)}: search with the optimizer that trains"
+            )
+        for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
+            _set_rate(group, lr)
+            for name in ("initial_lr", "max_lr"):
+                if name in group:
+                    group[name] = lr
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw ramp, trials and answer. Needs matplotlib.
+
+        Args:
+            path: where to save the picture; None to return the figure only.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise HdetError("plot needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        axes.axvspan(self.low[0], self.high[0], alpha=0.15, label="likely")
+        axes.plot(*zip(*self.ramp, strict=True), color="0.6", label="ramp")
+        trials = [trial for trial in self.trials if trial[1] is not None]
+        if trials:
+            axes.plot(*zip(*trials, strict=True), "o-", label="trials")
+        axes.axvline(self.lr[0], color="black", label=f"found: {self.lr[0]:.3g}")
+        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"asked for: {self.asked[0]:.3g}")
+        losses = [loss for _, loss in [*self.ramp, *trials] if loss is not None and math.isfinite(loss)]
+        first = self.ramp[0][1]
+        margin = 0.1 * (first - min(losses)) or 1.0
+        axes.set_ylim(min(losses) - margin, first + 3 * margin)
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def find_lr(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterable[Any],
+    loss: Callable[[nn.Module, Any], Tensor],
+    *,
+    total_steps: int,
+    probe: Any = None,
+    clip_norm: float | None = None,
+    replicas: dist.ProcessGroup | None = None,
+) -> FoundLR:
+    """Find the learning rate for a run of ``total_steps``, before it begins.
+
+    A ramp of the learning rate finds the range, and a few short trials from there find the best in it. The
+    answer is for the whole run, and weighs what was seen against the learning rate that the optimizer has.
+    Model, optimizer and torch's generators are put back as they were. Where torch.distributed runs, call it
+    on every rank. It takes 10 % of the steps of a run of 1000, and 4.5 % of one of 5000.
+
+    Args:
+        model: what is trained, bare or in DistributedDataParallel.
+        optimizer: its learning rates are where the search starts. All groups are scaled together.
+        batches: training batches, of this rank. A list within it holds the batches that several virtual
+            replicas take in one step.
+        loss: ``loss(model, batch)``, a scalar tensor.
+        total_steps: length of the run in optimizer steps.
+        probe: one held-out batch, the same on every rank, that trials are scored on. Without it the first few
+            training batches are, which no trial then trains on.
+        clip_norm: gradients are clipped to this norm, if your loop does so.
+        replicas: the ranks that train together; None for all of them.
+
+    >>> model = nn.Linear(8, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    >>> data = [torch.randn(16, 8) for _ in range(20)]
+    >>> found = find_lr(model, optimizer, data, lambda model, x: (model(x) - x.sum(1, True)).square().mean(),
+    ...                 total_steps=500)
+    >>> found.lr[0] > 1e-3, optimizer.param_groups[0]["lr"]
+    (True, 0.0001)
+    """
+    require_count("total_steps", total_steps, at_least=50, remedy="a shorter run cannot afford a search")
+    if clip_norm is not None:
+        require_number("clip_norm", clip_norm, above=0)
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    group = ReplicaGroup.of(replicas)
+    asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
+    for value in asked:
+        require_number("optimizer's lr", value, above=0)
+    require_same_settings(group, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
+    search = _Search(module, optimizer, batches, loss, probe, clip_norm, group, asked, total_steps)
+    try:
+        found = search.run()
+    finally:
+        search.put_back()
+    if group.index == 0:
+        _log.info("%s", found)
+    return found
+
+
+class _Search:
+    """One search: what it trains, and what it puts back."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        batches: Iterable[Any],
+        loss: Callable[[nn.Module, Any], Tensor],
+        probe: Any,
+        clip_norm: float | None,
+        group: ReplicaGroup,
+        asked: Sequence[float],
+        total_steps: int,
+    ) -> None:
+        self._model, self._optimizer, self._loss = model, optimizer, loss
+        self._clip_norm, self._group, self._asked = clip_norm, group, asked
+        self._total_steps, self._averager = total_steps, Averager(group)
+        self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        self._tensors = [*model.parameters(), *model.buffers()]
+        self._gradients = [p.grad for p in self._parameters]
+        self._rates = [float(g["lr"]) for g in optimizer.param_groups]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._save_point = RankSavePoint(
+            optimizer, model, shared=lambda: [], spread=lambda leader: None, on_cpu=False
+        )
+        self._batches = _endless(batches)
+        self._ahead = [next(self._batches)]  # tells how many virtual replicas there are
+        first = self._ahead[0]
+        self._num_virtual = len(first) if isinstance(first, list) else 1
+        self._sizes = lengths(total_steps, group.count * self._num_virtual)
+        taken = [probe] if probe is not None else [self._next_joint() for _ in range(_PROBE_STEPS)]
+        self._probe = taken
+
+    def put_back(self) -> None:
+        """Leave everything as it was."""
+        self._save_point.restore()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            _set_rate(group, rate)
+        for module, mode in self._modes:
+            module.training = mode
+
+    def run(self) -> FoundLR:
+        """The ramp, then trials."""
+        first_score = self._score()
+        if first_score is None:
+            raise NotFiniteError(
+                "loss must be finite at the weights that the search starts from, but it is not: check the "
+                "data and the model"
+            )
+        seen, lead, weights = self._ramp()
+        num_steps, trial_steps = len(seen), self._sizes.trial
+        trials: list[Trial] = []
+        while True:
+            trials += self._trials(lead, weights, trial_steps)
+            num_steps += trial_steps * (self._sizes.num_trials if self._sizes.are_joint else 1)
+            if should_move(trials, num_steps, self._total_steps):
+                lead *= 10
+            elif should_lengthen(trials, first_score, num_steps, self._total_steps):
+                trials, trial_steps = [], 2 * trial_steps
+            else:
+                break
+        found = answer(trials, first_score, are_joint=self._sizes.are_joint)
+        return self._result(found, seen, trials, num_steps)
+
+    def _result(
+        self, found: Answer, seen: Sequence[tuple[float, float]], trials: Sequence[Trial], num_steps: int
+    ) -> FoundLR:
+        asked = self._asked
+        return FoundLR(
+            lr=[found.factor * lr for lr in asked],
+            low=[found.low * lr for lr in asked],
+            high=[found.high * lr for lr in asked],
+            asked=list(asked),
+            reason=found.reason,
+            ramp=[(asked[0] * factor, loss) for factor, loss in seen],
+            trials=[(asked[0] * trial.factor, trial.score) for trial in trials],
+            num_steps=num_steps,
+        )
+
+    # --- the two stages ------------------------------------------------------------------------------
+
+    def _ramp(self) -> tuple[list[tuple[float, float]], float, list[Tensor]]:
+        """Factors and losses; the factor of the lowest loss, and the weights there."""
+        self._begin()
+        ramp, seen = Ramp(), list[tuple[float, float]]()
+        weights = [tensor.detach().clone() for tensor in self._tensors]
+        while not ramp.is_over:
+            step = ramp.num_steps
+            self._set_rates(ramp_factor(step, self._sizes.ramp))
+            score = self._score(num_batches=1)
+            value = math.inf if score is None else score
+            ramp = next_ramp(ramp, value, self._sizes)
+            seen.append((ramp_factor(step, self._sizes.ramp), value))
+            if ramp.low_step == step:
+                _copy_all(weights, self._tensors)
+            if not ramp.is_over:
+                self._backward(self._next_joint(), is_joint=True)
+                self._optimizer.step()
+        return seen, ramp_factor(ramp.low_step, self._sizes.ramp), weights
+
+    def _trials(self, lead: float, weights: Sequence[Tensor], num_steps: int) -> list[Trial]:
+        """From these weights, one trial for each factor; all see the same batches where they can."""
+        sizes = self._sizes
+        factors = trial_factors(lead, sizes.num_trials)
+        steps = [self._next() for _ in range(num_steps)]
+        if sizes.are_joint:
+            return [
+                Trial(factor, self._trial(factor, weights, [_joined(step) for step in steps], is_joint=True))
+                for factor in factors
+            ]
+        mine = []
+        for place in range(self._num_virtual):
+            own = [step[place] if isinstance(step, list) else step for step in steps]
+            factor = factors[self._group.index * self._num_virtual + place]
+            mine.append(self._trial(factor, weights, own, is_joint=False))
+        message = [math.nan if score is None else score for score in mine]
+        scores = [score for row in exchange(self._group, message) for score in row]
+        return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
+
+    def _trial(
+        self, factor: float, weights: Sequence[Tensor], batches: Sequence[Any], *, is_joint: bool
+    ) -> float | None:
+        """The score after a miniature of the schedule."""
+        self._begin()
+        _copy_all(self._tensors, weights)
+        for step, batch in enumerate(batches):
+            self._set_rates(factor * trial_shape(step, len(batches)))
+            if not math.isfinite(self._backward(batch, is_joint=is_joint)):
+                return None
+            self._optimizer.step()
+        return self._score(is_joint=is_joint)
+
+    # --- one step ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The state of the first step, in training mode."""
+        self._save_point.restore()
+        self._optimizer.state.clear()
+        self._model.train()
+
+    def _set_rates(self, factor: float) -> None:
+        for group, asked in zip(self._optimizer.param_groups, self._asked, strict=True):
+            _set_rate(group, factor * asked)
+
+    def _backward(self, batch: Any, *, is_joint: bool) -> float:
+        """Gradients of a step, over all ranks if it is joint; the loss."""
+        self._optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = self._loss_of(batch)
+            loss.backward()
+        value = loss.item()
+        if is_joint and self._group.communicates:
+            trained = [p for p in self._parameters if p.requires_grad]
+            for p in trained:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+            self._averager.average_([p.grad for p in trained if p.grad is not None])
+            value = _mean([row[0] for row in exchange(self._group, [value])])
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        return value
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        loss = self._loss(self._model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"loss must return a tensor with one element, got {got}: return its mean")
+        return loss
+
+    @torch.no_grad()
+    def _score(self, *, is_joint: bool = True, num_batches: int | None = None) -> float | None:
+        """Loss on the probe, or on some of its batches; None if it is not finite."""
+        self._model.eval()
+        for module in self._model.modules():
+            if isinstance(module, _BatchNorm):  # its running statistics need more steps than a trial has
+                module.train()
+        value = _mean([self._loss_of(batch).item() for batch in self._probe[:num_batches]])
+        self._model.train()
+        if is_joint:
+            value = _mean([row[0] for row in exchange(self._group, [value])])
+        return value if math.isfinite(value) else None
+
+    def _next(self) -> Any:
+        return self._ahead.pop() if self._ahead else next(self._batches)
+
+    def _next_joint(self) -> Any:
+        return _joined(self._next())
+
+
+def _endless(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise ValueError(
+                "batches must have at least one batch, or be able to start over, but it ended: pass the "
+                "DataLoader itself instead of an iterator over it"
+            )
+
+
+def _set_rate(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
+def _joined(step: Any) -> Any:
+    return join(step) if isinstance(step, list) else step
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+@torch.no_grad()
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

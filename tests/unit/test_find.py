@@ -1,0 +1,192 @@
+"""find_lr: what it finds, what it leaves, and the same answer on ranks as in one process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from tests.helpers.models import Net, batch
+from tests.helpers.replicas import run_replicas
+
+
+def loss_of(model, data):
+    x, y = data
+    return (model(x) - y).square().mean()
+
+
+def batches_of(replica):
+    return (batch(replica, step) for step in itertools.count())
+
+
+def found_from(lr, *, total_steps=1000, kind=torch.optim.AdamW, **settings):
+    net = Net()
+    return hdet.find_lr(
+        net, kind(net.parameters(), lr=lr), batches_of(0), loss_of, total_steps=total_steps, **settings
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_starts_that_are_off_by_ten_thousand_end_close_together(kind):
+    found = [found_from(lr, kind=kind).lr[0] for lr in (1e-4, 1e-2, 1.0)]
+    assert max(found) / min(found) < 12  # the number that was given counts too
+    assert 1e-3 < found[1] < 1
+
+
+def test_it_takes_a_tenth_of_a_thousand_steps_and_less_of_more():
+    assert 60 <= found_from(1e-2).num_steps <= 125
+    assert found_from(1e-2, total_steps=5000).num_steps <= 0.056 * 5000
+
+
+def test_everything_is_put_back():
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.1), nn.Linear(5, 2)).double()
+    net[2].eval()
+    lr = torch.tensor(1e-2)
+    optimizer = torch.optim.AdamW(
+        [{"params": net[0].parameters()}, {"params": [*net[1].parameters(), *net[3].parameters()], "lr": lr}],
+        lr=1e-3,
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(net, batch(0, step)).backward()
+        optimizer.step()
+    tensors = [*net.parameters(), *net.buffers()]
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    before = [tensor.detach().clone() for tensor in [*tensors, *moments]]
+    gradients = [(p.grad, p.grad.clone()) for p in net.parameters()]
+    generator = torch.random.get_rng_state()
+
+    found = hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=300)
+
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(torch.equal(a, b) for a, b in zip([*tensors, *moments], before, strict=True))
+    for parameter, (gradient, values) in zip(net.parameters(), gradients, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, values)
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    assert optimizer.param_groups[1]["lr"] is lr and lr.item() == pytest.approx(1e-2)
+    assert [module.training for module in net] == [True, True, False, True]
+    assert found.lr[1] / found.lr[0] == pytest.approx(10)
+    assert found.asked == pytest.approx([1e-3, 1e-2])
+
+
+def test_an_error_in_the_loss_leaves_everything_as_it_was():
+    net, calls = Net(), itertools.count()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in net.parameters()]
+
+    def fails(model, data):
+        if next(calls) > 30:
+            raise RuntimeError("no more")
+        return loss_of(model, data)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        hdet.find_lr(net, optimizer, batches_of(0), fails, total_steps=1000)
+    assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert not optimizer.state
+
+
+def test_where_there_is_nothing_to_see_the_learning_rate_stays_and_it_says_so():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: 0 * loss_of(m, d) + 1, total_steps=500)
+    assert found.lr == [0.1]
+    assert "the learning rate that was given: the loss is the same" in found.reason
+    assert found.low[0] < 0.01 and found.high[0] > 1
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"total_steps": 20}, ValueError, "total_steps must be .* at least 50"),
+        ({"clip_norm": 0}, ValueError, "clip_norm must be a number above 0"),
+        ({"batches": []}, ValueError, "batches must have at least one batch"),
+        ({"batches": iter([batch(0, 0)])}, ValueError, "pass the DataLoader itself"),
+        ({"loss": lambda m, d: m(d[0])}, ValueError, "loss must return a tensor with one element"),
+        (
+            {"loss": lambda m, d: loss_of(m, d) * math.nan},
+            hdet.NotFiniteError,
+            "check the data and the model",
+        ),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    net = Net()
+    arguments = {"batches": batches_of(0), "loss": loss_of, "total_steps": 500} | change
+    with pytest.raises(error, match=message):
+        hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
+
+
+def test_data_that_ends_starts_over():
+    net = Net()
+    data = [batch(0, step) for step in range(7)]
+    found = hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=1e-3), data, loss_of, total_steps=500)
+    assert found.lr[0] > 1e-3
+
+
+def _on_rank(rank, wrapped, clip_norm):
+    net = Net()
+    model = DistributedDataParallel(net) if wrapped else net
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    probe = batch(99, 0)
+    return hdet.find_lr(
+        model, optimizer, batches_of(rank), loss_of, total_steps=400, probe=probe, clip_norm=clip_norm
+    )
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_ranks_find_what_virtual_replicas_find(count):
+    ranks = run_replicas(_on_rank, count, count == 2, 1.0)
+    assert all(found == ranks[0] for found in ranks)
+    net = Net()
+    steps = ([batch(replica, step) for replica in range(count)] for step in itertools.count())
+    virtual = hdet.find_lr(
+        net,
+        torch.optim.AdamW(net.parameters(), lr=1e-4),
+        steps,
+        loss_of,
+        total_steps=400,
+        probe=batch(99, 0),
+        clip_norm=1.0,
+    )
+    assert ranks[0].lr == pytest.approx(virtual.lr, rel=1e-6)
+    assert ranks[0].num_steps == virtual.num_steps
+    for (lr, score), (same_lr, same_score) in zip(ranks[0].trials, virtual.trials, strict=True):
+        assert lr == pytest.approx(same_lr)
+        assert score == pytest.approx(same_score, rel=1e-6)
+
+
+def test_auto_lr_begins_with_what_was_found():
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=300)
+    auto = hdet.AutoLR(optimizer, total_steps=300, model=net, found=found)
+    assert not auto.is_scouting
+    assert auto.found_lr == {"lr": pytest.approx(found.lr[0])}
+    before = loss_of(net, batch(1, 0)).item()
+    for step in range(300):
+        loss = loss_of(net, batch(0, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+    assert loss_of(net, batch(1, 0)).item() < 0.8 * before
+    assert auto.found_lr == {"lr": pytest.approx(found.lr[0])}
+    other = torch.optim.SGD([{"params": [net.w1]}, {"params": [net.w2]}], lr=0.1)
+    with pytest.raises(ValueError, match="optimizer must have the 1 parameter groups"):
+        hdet.AutoLR(other, total_steps=300, model=net, found=found)
+
+
+def test_the_picture_and_the_words(tmp_path):
+    found = found_from(1e-4)
+    found.plot(tmp_path / "found.png")
+    assert (tmp_path / "found.png").stat().st_size > 5000
+    assert str(found).startswith("learning rate ")
+    assert "asked for was 0.0001; likely between" in str(found)
