@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hdet.core.recipe import Recipe
+from hdet.auto import AutoLR
+from hdet.errors import NotFiniteError
 from hdet.find import find_lr
 from hdet.run.folder import RunFolder
-from hdet.run.runner import run
-from research.peers.base import Job, Method, Trained
-from research.peers.plain import TAIL_PLAN, plain_run
+from hdet.run.runner import evaluate, run
+from research.peers.base import Diverged, Job, Method, Trained, descend
+from research.peers.plain import TAIL_PLAN
 from research.zoo.problem import Problem
 
 __all__ = ["METHODS"]
@@ -33,21 +34,25 @@ def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
     return Trained(metrics, result.found_lr)
 
 
-def _find(job: Job, *, warmup: float) -> Trained:
+def _find(job: Job) -> Trained:
     model = job.build_model()
+    optimizer = job.optimizer(model, job.start_lr)
     streams = [job.task.train_batches(seed=job.seed, replica=r) for r in range(job.num_replicas)]
-    clip_norm = job.task.clip_norm if isinstance(job.task, Problem) else None
     found = find_lr(
         model,
-        job.optimizer(model, job.start_lr),
+        optimizer,
         ([next(stream) for stream in streams] for _ in itertools.count()),
         job.task.loss,
         total_steps=job.steps,
-        clip_norm=clip_norm,
+        clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
     )
-    rest = replace(job, start_lr=found.lr[0], steps=job.steps - found.num_steps)
-    trained = plain_run(rest, warmup=warmup, anneal_to=Recipe.anneal_to, average_tail=Recipe.average_tail)
-    return replace(trained, found_lr=found.lr[0])
+    steps = job.steps - found.num_steps  # the search is part of the budget
+    auto = AutoLR(optimizer, total_steps=steps, model=model, found=found)
+    try:
+        descend(job, model, optimizer, job.batches(), steps, after_step=auto.step)
+    except NotFiniteError as error:
+        raise Diverged from error
+    return Trained(evaluate(job.task, model), found.lr[0])
 
 
 def _method(name: str, description: str, **settings: Any) -> Method:
@@ -87,13 +92,10 @@ METHODS = (
         "hdet_both",
         f"hdet.AutoLR: the scout, then the anchored controller; {TAIL_PLAN}",
     ),
-    *(
-        Method(
-            name=f"hdet_find_{round(100 * warmup)}",
-            description=f"hdet.find_lr, then {round(100 * warmup)} % warmup and the tail in what is left",
-            run=partial(_find, warmup=warmup),
-            is_default=False,
-        )
-        for warmup in (0.1, 0.25, 0.4)
+    Method(
+        name="hdet_find",
+        description="hdet.find_lr, then hdet.AutoLR with what it found: 25 % warmup, and the tail",
+        run=_find,
+        is_default=False,
     ),
 )

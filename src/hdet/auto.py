@@ -24,6 +24,10 @@ __all__ = ["AutoLR", "VirtualAutoLR", "settings_of"]
 
 _log = logging.getLogger(__name__)
 
+_WARMUP_OF_FOUND = 0.25
+"""Between 10 % and 40 %: of ten dev problems of the zoo, six are best with the long warm-up, by 1 to 7 %, and
+four with the short one, by up to 1 %."""
+
 
 def settings_of(recipe: Recipe, optimizer: Optimizer, num_replicas: int) -> dict[str, Any]:
     """The arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.
@@ -110,6 +114,7 @@ class AutoLR(Ensemble):
             steps_per_epoch=steps_per_epoch,
             sync_every=sync_every,
             scout=None if found is None else False,
+            warmup=Recipe.warmup if found is None else _WARMUP_OF_FOUND,
         )
         if found is not None:
             found.write(optimizer)
