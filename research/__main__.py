@@ -7,6 +7,7 @@ import typer
 from research.commands.ablate import ablate
 from research.commands.claims import claims
 from research.commands.compare import compare
+from research.commands.zoo import zoo
 
 app = typer.Typer(
     help="Measure hdet: against other methods, and against the claims of the paper.",
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-for command in (compare, ablate, claims):
+for command in (compare, zoo, ablate, claims):
     app.command()(command)
 
 

@@ -49,7 +49,7 @@ def _find(job: Job) -> Trained:
     steps = job.steps - found.num_steps  # the search is part of the budget
     auto = AutoLR(optimizer, total_steps=steps, model=model, found=found)
     try:
-        descend(job, model, optimizer, job.batches(), steps, after_step=auto.step)
+        descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
     return Trained(evaluate(job.task, model), found.lr[0])

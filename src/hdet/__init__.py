@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hdet.auto import AutoLR, VirtualAutoLR
     from hdet.core.anchored import AnchoredController
     from hdet.core.controller import Controller
+    from hdet.core.guard import Guard
     from hdet.core.scout import Scout
     from hdet.ensemble import Ensemble, VirtualEnsemble
     from hdet.errors import (
@@ -53,6 +54,7 @@ __all__ = [
     "Ensemble",
     "Epsilon",
     "FoundLR",
+    "Guard",
     "HdetError",
     "HdetWarning",
     "IdenticalLossWarning",
@@ -103,6 +105,7 @@ _MODULES = {
     "Ensemble": "hdet.ensemble",
     "Epsilon": "hdet.explore",
     "FoundLR": "hdet.find",
+    "Guard": "hdet.core.guard",
     "HdetError": "hdet.errors",
     "HdetWarning": "hdet.errors",
     "IdenticalLossWarning": "hdet.errors",

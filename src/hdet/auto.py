@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.core.checks import require_count
+from hdet.core.guard import Guard
 from hdet.core.recipe import Recipe
 from hdet.core.scout import Scout, least_steps
 from hdet.ensemble import Ensemble, VirtualEnsemble
@@ -118,10 +120,12 @@ class AutoLR(Ensemble):
         )
         if found is not None:
             found.write(optimizer)
+            if sync_every is None:  # the guard of a short run must look often
+                recipe = replace(recipe, sync_every=max(5, min(recipe.steps_per_round, total_steps // 60)))
         group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
         settings = settings_of(recipe, optimizer, group.count)
         if found is not None:
-            settings["controller"] = None
+            settings["controller"] = Guard()
         super().__init__(
             optimizer, model=model, probe=probe, records=records, replicas=group, seed=seed, **settings
         )

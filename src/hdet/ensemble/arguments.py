@@ -13,6 +13,7 @@ from hdet.core.anchored import AnchoredController
 from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
+from hdet.core.guard import Guard
 from hdet.core.scout import Scout, least_steps, steps_per_fan
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
@@ -74,9 +75,9 @@ def check_arguments(
                 f"{type(h).__name__}"
             )
     require_count("sync_every", sync_every)
-    if controller is not None and not isinstance(controller, Controller | AnchoredController):
+    if controller is not None and not isinstance(controller, Controller | AnchoredController | Guard):
         raise TypeError(
-            "controller must be an hdet.Controller, an hdet.AnchoredController or None, got "
+            "controller must be an hdet.Controller, AnchoredController or Guard, or None, got "
             f"{controller!r} of type {type(controller).__name__}"
         )
     if total_steps is not None:

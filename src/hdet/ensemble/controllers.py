@@ -9,8 +9,10 @@ from torch.optim import Optimizer
 from hdet.core.anchored import AnchoredController
 from hdet.core.controller import Controller
 from hdet.core.decay import num_controlled_rounds
+from hdet.core.guard import Guard
 from hdet.ensemble.anchored import AnchoredSteering
 from hdet.ensemble.comparing import ComparingSteering
+from hdet.ensemble.guarding import GuardSteering
 from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
@@ -22,7 +24,7 @@ __all__ = ["build_steering"]
 
 
 def build_steering(
-    controller: Controller | AnchoredController | None,
+    controller: Controller | AnchoredController | Guard | None,
     values: ExploredValues,
     replicas: Replicas,
     optimizer: Optimizer,
@@ -35,6 +37,9 @@ def build_steering(
     """What the settings stand for; raises if it could not do its work here. Nothing is changed."""
     if controller is None:
         return Steering()  # the schedule alone decides
+    if isinstance(controller, Guard):
+        length = _check_guard(values, replicas, total_steps)
+        return GuardSteering(controller, values, replicas, total_steps=length)
     if isinstance(controller, AnchoredController):
         length = _check_anchored(controller, values, total_steps)
         return AnchoredSteering(controller, values, replicas, optimizer, losses, total_steps=length)
@@ -44,6 +49,20 @@ def build_steering(
     return ComparingSteering(
         controller, values, replicas, sync_every=sync_every, num_rounds=num_rounds, warn=warn
     )
+
+
+def _check_guard(values: ExploredValues, replicas: Replicas, total_steps: int | None) -> int:
+    """Raise if the guard could not do its work here; return the length of the run."""
+    if total_steps is None:
+        raise ValueError("total_steps must be given for a Guard, got None: it needs the length of the run")
+    if not values.learning_rates:
+        raise ValueError(
+            "explore must hold an hdet.LearningRate for a Guard to lower, got none: add "
+            "hdet.LearningRate(spread=0)"
+        )
+    if replicas.needs_syncs:
+        raise ValueError("controller must not be a Guard with virtual replicas, got one: leave it out")
+    return total_steps
 
 
 def _check_anchored(controller: AnchoredController, values: ExploredValues, total_steps: int | None) -> int:

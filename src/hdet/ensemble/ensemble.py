@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hdet.core.anchored import AnchoredController
 from hdet.core.checks import require_number
 from hdet.core.controller import Controller
+from hdet.core.guard import Guard
 from hdet.core.scout import Scout
 from hdet.core.tail import tail_steps
 from hdet.ensemble.arguments import check_arguments, check_replicas, check_scout
@@ -55,8 +56,9 @@ class Ensemble:
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
-        controller: moves the base: at syncs, by comparing replicas (:class:`hdet.Controller`), or by the
-            gradients' own signal (:class:`hdet.AnchoredController`); None leaves it to the schedule.
+        controller: moves the base: at syncs, by comparing replicas (:class:`hdet.Controller`), by the
+            gradients' own signal (:class:`hdet.AnchoredController`), or only where a run collapses
+            (:class:`hdet.Guard`); None leaves it to the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -98,7 +100,7 @@ class Ensemble:
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
-        controller: Controller | AnchoredController | None = None,
+        controller: Controller | AnchoredController | Guard | None = None,
         total_steps: int | None = None,
         replicas: dist.ProcessGroup | ReplicaGroup | Replicas | None = None,
         seed: int = 0,

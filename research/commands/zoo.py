@@ -1,0 +1,75 @@
+"""``python -m research zoo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hdet.cli.options import Jobs, Quiet, Seeds
+from hdet.cli.output import Exit, Screen, numbers, usage_errors
+from hdet.run.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    from research.zoo.problem import Split
+
+__all__ = ["zoo"]
+
+_SPLITS: dict[str, Split | None] = {"dev": "dev", "held-out": "held out", "all": None}
+
+
+def zoo(
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated; compare --methods help says what there is.")
+    ] = "hdet_find,plain_tail",
+    split: Annotated[str, typer.Option(help="dev, held-out, or all.")] = "all",
+    problems: Annotated[str, typer.Option(help="Comma-separated (default: all of the split).")] = "",
+    starts: Annotated[
+        str, typer.Option(help="Starting LRs, comma-separated, as factors on the best of the sweep.")
+    ] = "0.01,0.1,1,10,100",
+    seeds: Seeds = 2,
+    jobs: Jobs = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/zoo"),
+    is_table: Annotated[
+        bool, typer.Option("--table", help="Print the tables of what is there, without running.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Judge finders on small real problems, half of them held out before any tuning.
+
+    Every problem is swept first: learning rates a factor of 1.33 apart and warm-ups of 10 and 40 %, with the
+    tail. Every method then trains from multiples of the best learning rate. Runs that are in the folder are
+    not repeated, so that a zoo that was stopped goes on.
+    """
+    from hdet.core.checks import require_choice
+    from research.zoo.catalogue import names
+    from research.zoo.experiment import open_ledger, run_zoo
+    from research.zoo.summary import table
+
+    screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
+    with usage_errors():
+        require_choice("--split", split, tuple(_SPLITS))
+        wanted = [name for name in problems.split(",") if name]
+        for name in wanted:
+            require_choice("--problems", name, tuple(names()))
+        if not is_table:
+            with (
+                stop_on_signal() as should_stop,
+                screen.progress(1000, "zoo (‰)", shows_loss=False) as bar,  # the sweep may grow as it runs
+            ):
+                is_complete = run_zoo(
+                    methods=[method for method in methods.split(",") if method],
+                    split=_SPLITS[split],
+                    problems=wanted,
+                    starts=numbers("--starts", starts),
+                    seeds=range(seeds),
+                    folder=out,
+                    num_jobs=jobs,
+                    on_done=lambda done, total: bar.update(1000 * done // total),
+                    should_stop=should_stop,
+                )
+        screen.say(table(open_ledger(out).records, seeds=range(seeds)))
+    if not is_complete:
+        screen.say("stopped; the same command goes on")
+        raise typer.Exit(Exit.STOPPED)

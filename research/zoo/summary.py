@@ -1,0 +1,143 @@
+"""Tables of the zoo: every method against the strict baseline, dev and held out apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from research.compare.ledger import Record
+from research.markdown import table_line
+from research.zoo.catalogue import names, problem_of
+from research.zoo.experiment import SWEEP, loss_of, sweep_losses
+from research.zoo.sweep import WARMUPS, best_point, lr_at
+
+__all__ = ["Baseline", "baseline_of", "ratios", "table"]
+
+NEAR, FAR = (0.1, 1.0, 10.0), (0.01, 100.0)
+"""Starts that users have, and starts that are far off."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The best of the sweep over learning rates and warm-ups."""
+
+    lr: float
+    warmup: float
+    by_seed: dict[int, float]
+    valley: dict[float, float]
+    """By warm-up, the factor from the lowest to the highest learning rate within 1 % of that warm-up's best."""
+
+
+def baseline_of(records: Sequence[Record], problem: str, seeds: Sequence[int]) -> Baseline | None:
+    """The strict baseline of a problem; None if its sweep is not there."""
+    losses = sweep_losses(records, problem, seeds)
+    if not losses or not math.isfinite(min(losses.values())):
+        return None
+    warmup, place = best_point(losses)
+    by_seed = {
+        record["seed"]: loss_of(record)
+        for record in records
+        if (record["problem"], record["method"], record["warmup"], record["lr"])
+        == (problem, SWEEP, warmup, lr_at(place))
+    }
+    valley = {}
+    for w in WARMUPS:
+        here = {p: loss for (other, p), loss in losses.items() if other == w}
+        near = [p for p, loss in here.items() if loss <= 1.01 * min(here.values())]
+        valley[w] = lr_at(max(near)) / lr_at(min(near)) if near else math.nan
+    return Baseline(lr_at(place), warmup, by_seed, valley)
+
+
+def ratios(
+    records: Sequence[Record], problem: str, method: str, start: float | None, seeds: Sequence[int]
+) -> list[float]:
+    """Held-out loss over the baseline's, seed by seed; infinite where a run failed."""
+    baseline = baseline_of(records, problem, seeds)
+    if baseline is None:
+        return []
+    found = {
+        record["seed"]: loss_of(record) / baseline.by_seed[record["seed"]]
+        for record in records
+        if (record["problem"], record["method"], record["start"]) == (problem, method, start)
+        and record["seed"] in baseline.by_seed
+    }
+    return [found[seed] for seed in seeds if seed in found]
+
+
+def table(records: Sequence[Record], *, seeds: Sequence[int], ours: str = "hdet_find") -> str:
+    """Markdown: one table of methods and one of problems for each split."""
+    parts = []
+    for split in ("dev", "held out"):
+        there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
+        if there:
+            parts += [f"## {split.capitalize()}\n", _methods(records, there, seeds)]
+            parts += [f"### {ours}, problem by problem\n", _problems(records, there, seeds, ours)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(
+    records: Sequence[Record],
+    there: Sequence[str],
+    method: str,
+    starts: Sequence[float],
+    seeds: Sequence[int],
+) -> list[float]:
+    """One number for each problem and start: the mean ratio over seeds."""
+    cells = []
+    for problem in there:
+        for start in starts:
+            found = ratios(records, problem, method, start, seeds) or ratios(
+                records, problem, method, None, seeds
+            )
+            if found:
+                cells.append(statistics.fmean(found))
+    return cells
+
+
+def _methods(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
+    head = ["method", "median", "90th", "worst", "far: median", "far: worst", "cases"]
+    lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
+    methods = dict.fromkeys(record["method"] for record in records if record["method"] != SWEEP)
+    rows = []
+    for method in methods:
+        near = sorted(_cells(records, there, method, NEAR, seeds))
+        far = sorted(_cells(records, there, method, FAR, seeds))
+        if near:
+            rows.append((method, near, far))
+    for method, near, far in sorted(rows, key=lambda row: statistics.median(row[1])):
+        values = [statistics.median(near), near[math.ceil(0.9 * len(near)) - 1], near[-1]]
+        values += [statistics.median(far), far[-1]] if far else [math.nan, math.nan]
+        lines.append(table_line([method, *(_shown(value) for value in values), str(len(near))]))
+    return "\n".join(lines)
+
+
+def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
+    starts = (FAR[0], *NEAR, FAR[1])
+    head = ["problem", "replicas", "best LR", "valley", *(f"x{start:g}" for start in starts), "error"]
+    lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
+    for problem in there:
+        baseline = baseline_of(records, problem, seeds)
+        assert baseline is not None
+        cells = [ratios(records, problem, method, start, seeds) for start in starts]
+        errors = [statistics.stdev(c) / math.sqrt(len(c)) for c in cells if len(c) > 1 and max(c) < math.inf]
+        lines.append(
+            table_line(
+                [
+                    problem,
+                    str(problem_of(problem).num_replicas),
+                    f"{baseline.lr:g}, {100 * baseline.warmup:g} %",
+                    " / ".join(f"{width:.1f}" for width in baseline.valley.values()),
+                    *(_shown(statistics.fmean(cell)) if cell else "-" for cell in cells),
+                    f"{100 * statistics.fmean(errors):.2f} %" if errors else "-",
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return "failed" if value == math.inf else f"{value:.3f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,105 @@
+"""GuardSteering: go back where a run loses what it had learnt."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from hdet.core.controller import ControllerState
+from hdet.core.guard import Guard, GuardMemory, watch
+from hdet.ensemble.steering import Steering
+from hdet.explore import ExploredValues
+from hdet.replicas import Replicas
+from hdet.replicas.port import SavePoint
+from hdet.replicas.save_point import generator_states, restore_generators
+from hdet.telemetry import RoundRecord
+
+__all__ = ["GuardSteering"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_BRAKES = 8
+"""A run that collapses again and again has another fault."""
+
+
+class GuardSteering(Steering):
+    """The guard at work.
+
+    Args:
+        settings: of the guard.
+        values: the learning rates among them fall after a collapse.
+        replicas: whose weights go back.
+        total_steps: length of the run.
+    """
+
+    def __init__(
+        self,
+        settings: Guard,
+        values: ExploredValues,
+        replicas: Replicas,
+        *,
+        total_steps: int,
+    ) -> None:
+        self._settings, self._values, self._replicas = settings, values, replicas
+        self._total_steps = total_steps
+        self._memory, self._num_brakes = GuardMemory(), 0
+        self._copies: list[tuple[SavePoint, GuardMemory]] = []
+        self._next_copy = 0.0
+
+    def begin(self, num_scout_steps: int, room_above: float) -> None:
+        """Copy the weights that the run begins with."""
+        self._memory, self._num_brakes = GuardMemory(), 0
+        self._copies = []
+        self._copy(num_scout_steps)
+
+    def sync(self, record: RoundRecord) -> None:
+        """Look at the mean loss of the round."""
+        record.num_brakes = self._num_brakes
+        losses = [
+            loss for r, loss in enumerate(record.losses) if loss is not None and r not in record.excluded
+        ]
+        if not losses or not record.ends_round:
+            return
+        self._memory = watch(self._memory, math.fsum(losses) / len(losses), self._settings)
+        if self._memory.num_bad == 0:
+            if record.step >= self._next_copy:
+                self._copy(record.step)
+        elif self._memory.num_bad >= 2 and self._num_brakes < _MOST_BRAKES:
+            self._go_back(record)
+
+    def _copy(self, step: int) -> None:
+        # Of two, the older one is used: when a collapse shows, the newer may already be spoilt.
+        point = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
+        self._copies = [*self._copies[-1:], (point, self._memory)]
+        self._next_copy = step + self._settings.interval * self._total_steps
+
+    def _go_back(self, record: RoundRecord) -> None:
+        generators = generator_states()  # random numbers go on: what has been drawn is not drawn again
+        point, memory = self._copies[0]
+        point.restore()
+        restore_generators(generators)
+        self._memory, self._copies = memory, self._copies[:1]
+        self._num_brakes += 1
+        record.num_brakes = self._num_brakes
+        for tunable in self._values.learning_rates:
+            tunable.correct(ControllerState(-self._num_brakes * math.log(self._settings.factor)))
+        self._values.refresh()
+        if self._replicas.is_writer:
+            _log.warning(
+                "step %d: the loss has collapsed, so the run goes back a little, and the learning rate is "
+                "divided by %g",
+                record.step,
+                self._settings.factor,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
+        return {"memory": list(self._memory), "num_brakes": self._num_brakes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint."""
+        if state:
+            self._memory = GuardMemory(*state["memory"])
+            self._num_brakes = state["num_brakes"]
+            self._copies = [(point, self._memory) for point, _ in self._copies]

@@ -1,0 +1,131 @@
+"""The guard: a run that loses what it had learnt goes back, with a lower learning rate."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from hdet.core.guard import Guard, GuardMemory, watch
+from tests.helpers.models import Net, batch
+from tests.helpers.replicas import run_replicas
+
+STEPS, SYNC = 200, 5
+
+
+def train(rank, *, guard, is_spoilt=True, steps=STEPS):
+    """At step 100 the weights are spoilt once, as by a learning rate that is too high."""
+    net = Net()
+    model = DistributedDataParallel(net) if dist.is_initialized() else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    records = hdet.Records()
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=model,
+        explore=[hdet.LearningRate(spread=0)],
+        sync_every=SYNC,
+        total_steps=STEPS,
+        controller=guard,
+        records=records if rank == 0 else None,
+    )
+    for step in range(steps):
+        x, y = batch(rank, step)
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if is_spoilt and step == 100:
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(20)
+        ensemble.step(loss)
+    return net, ensemble, list(records), loss.item()
+
+
+def test_a_run_that_collapses_goes_back_with_a_third_of_the_learning_rate(caplog):
+    with caplog.at_level(logging.WARNING):
+        _, ensemble, records, guarded = train(0, guard=Guard())
+    *_, unguarded = train(0, guard=None)
+    *_, good = train(0, guard=Guard(), is_spoilt=False)
+    assert guarded < 0.5 * unguarded
+    assert guarded < 1.5 * good
+    assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
+    assert [record.num_brakes for record in records if record.step < 105] == [0] * 20
+    assert records[-1].num_brakes == 1
+    assert sum("the loss has collapsed" in message for message in caplog.messages) == 1
+
+
+def test_a_run_that_does_not_collapse_is_left_alone():
+    net, ensemble, _, _ = train(0, guard=Guard(), is_spoilt=False)
+    plain, *_ = train(0, guard=None, is_spoilt=False)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+    assert ensemble.found_lr["lr"] == 0.05
+
+
+def test_random_numbers_go_on_after_it_has_gone_back():
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    train(0, guard=Guard())
+    assert torch.rand(1) != first
+
+
+def _on_rank(rank):
+    net, ensemble, _, _ = train(rank, guard=Guard())
+    return [p.detach() for p in net.parameters()], ensemble.found_lr
+
+
+def test_ranks_go_back_together():
+    (mine, found), (theirs, same) = run_replicas(_on_rank, 2)
+    assert found == same
+    assert found["lr"] == pytest.approx(0.05 / 3)
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_what_it_remembers_is_in_the_checkpoint():
+    _, ensemble, _, _ = train(0, guard=Guard(), steps=150)
+    state = ensemble.state_dict()
+    _, other, _, _ = train(0, guard=Guard(), steps=1, is_spoilt=False)
+    other.load_state_dict(state)
+    assert other.state_dict()["steering"] == state["steering"]
+    assert other.found_lr["lr"] == pytest.approx(0.05 / 3)
+
+
+def after(*losses):
+    memory = GuardMemory()
+    for loss in losses:
+        memory = watch(memory, loss, Guard())
+    return memory
+
+
+FALLING = (4.0, 3.5, 3.0, 2.5, 2.2, *[2.0] * 20)
+
+
+@pytest.mark.parametrize("loss, is_bad", [(2.5, False), (2.9, False), (3.2, True), (9.0, True)])
+def test_half_of_the_gain_is_a_collapse(loss, is_bad):
+    assert after(*FALLING, loss).num_bad == is_bad
+
+
+def test_one_bad_round_is_forgiven_and_two_are_not():
+    assert after(*FALLING, 3.9, 2.0, 3.9).num_bad == 1
+    assert after(*FALLING, 3.9, 3.9).num_bad == 2
+
+
+def test_what_is_within_the_noise_is_no_collapse():
+    noisy = [4.0 + 0.8 * (-1) ** i - 0.05 * i for i in range(30)]
+    assert all(after(*noisy[:count]).num_bad == 0 for count in range(1, 31))
+    assert after(*noisy, 20.0).num_bad == 1
+
+
+def test_where_it_cannot_work_it_says_so():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match="total_steps must be given for a Guard"):
+        hdet.Ensemble(optimizer, controller=Guard())
+    with pytest.raises(ValueError, match="for a Guard to lower"):
+        hdet.Ensemble(optimizer, controller=Guard(), total_steps=10, explore=[hdet.Momentum(0.1)])
+    with pytest.raises(ValueError, match="must not be a Guard with virtual replicas"):
+        hdet.VirtualEnsemble(net, optimizer, lambda m, b: m(b).sum(), controller=Guard(), total_steps=10)
