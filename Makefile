@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray lint bench browser picture reproduce reproduce-quick clean
+.PHONY: help install run test test-ray lint bench browser picture reproduce reproduce-quick zoo clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -66,6 +66,11 @@ reproduce-quick: $(DEV_STAMP) ## The same with short runs and two seeds, on one 
 	$(BIN)/python -m research ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/charlm-epochs runs/quick/feed --out runs/quick
 	cat runs/quick/ablation.md runs/quick/claims/claims.md > runs/quick/page.md
 	@echo "page: runs/quick/page.md"
+
+zoo: $(DEV_STAMP) ## Judge the finder on the zoo's problems: docs/zoo.md. One to two hours; stop and go on as you like.
+	$(PIP) -e '.[zoo]'
+	$(PIP) --no-deps music21 recbole
+	$(BIN)/python -m research zoo --out runs/zoo
 
 clean:           ## Remove .venv and caches; runs/ stays.
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

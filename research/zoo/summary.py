@@ -27,7 +27,7 @@ class Baseline:
     warmup: float
     by_seed: dict[int, float]
     valley: dict[float, float]
-    """By warm-up, the factor from the lowest to the highest learning rate within 1 % of that warm-up's best."""
+    """By warm-up: the highest learning rate within 1 % of that warm-up's best, over the lowest."""
 
 
 def baseline_of(records: Sequence[Record], problem: str, seeds: Sequence[int]) -> Baseline | None:

@@ -26,9 +26,12 @@ class CharsGpt(CharLM, Problem):
 class FeedRanker(Feed, Problem):
     """What users of a feed do with its items."""
 
+    steps_per_year: int = 500
+
     family = "recommender"
     split = "dev"
+    num_steps = 500
 
     def evaluation_batches(self) -> list[Events]:
         """Of the last tenth of the year."""
-        return [self._held_out("evaluation", i) for i in range(64)]
+        return [self._held_out("evaluation", i) for i in range(24)]

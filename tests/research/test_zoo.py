@@ -1,0 +1,90 @@
+"""The zoo: its problems, the strict sweep, and its tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from research.__main__ import app
+from research.zoo.catalogue import names, problem_of
+from research.zoo.experiment import open_ledger, run_zoo
+from research.zoo.optimizers import MuonAndAdamW
+from research.zoo.problems.physics import BurgersPinn
+from research.zoo.summary import baseline_of, ratios, table
+from research.zoo.sweep import WARMUPS, best_point, lr_at, next_points
+
+
+def test_half_of_the_problems_are_held_out_and_both_halves_are_mixed():
+    dev, held_out = names("dev"), names("held out")
+    assert len(dev) >= 7 and len(held_out) >= 7
+    assert set(names()) == {*dev, *held_out} and not {*dev} & {*held_out}
+
+
+@pytest.mark.parametrize("best", [3e-5, 2e-3, 0.7])
+def test_the_sweep_ends_at_the_best_point_of_the_lattice(best):
+    def loss(point):
+        warmup, place = point
+        return 1 + (math.log(lr_at(place) / best)) ** 2 + (0.1 if warmup == WARMUPS[0] else 0.0)
+
+    losses = {}
+    while points := next_points(losses, 1e-3):
+        assert not {*points} & {*losses}
+        losses |= {point: loss(point) for point in points}
+    warmup, place = best_point(losses)
+    assert warmup == WARMUPS[1]
+    assert abs(math.log(lr_at(place) / best)) <= math.log(10) / 16 + 1e-3
+    assert {(warmup, place - 1), (warmup, place + 1)} <= {*losses}
+    assert len(losses) <= 30
+
+
+def test_a_sweep_in_which_nothing_trains_ends():
+    losses = {}
+    while points := next_points(losses, 1e-3):
+        losses |= dict.fromkeys(points, math.inf)
+    assert len(losses) < 30
+
+
+def test_the_zoo_runs_resumes_and_has_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(BurgersPinn, "num_steps", 60)
+    problem_of.cache_clear()
+    settings = {"problems": ["burgers_pinn"], "seeds": (0,), "folder": tmp_path, "num_jobs": 1}
+    stopped = iter([False] * 3)
+    assert not run_zoo(methods=[], should_stop=lambda: next(stopped, True), **settings)
+    assert len(open_ledger(tmp_path).records) == 3
+    assert run_zoo(methods=["hdet_find", "plain_tail"], starts=[1.0, 10.0], **settings)
+    records = open_ledger(tmp_path).records
+    before = (tmp_path / "zoo.jsonl").read_text()
+    assert run_zoo(methods=["hdet_find", "plain_tail"], starts=[1.0, 10.0], **settings)
+    assert (tmp_path / "zoo.jsonl").read_text() == before  # nothing is run twice
+
+    baseline = baseline_of(records, "burgers_pinn", (0,))
+    assert baseline is not None
+    swept = [record["final_loss"] for record in records if record["method"] == "sweep"]
+    assert baseline.by_seed == {0: min(loss for loss in swept if loss is not None)}
+    (plain,) = ratios(records, "burgers_pinn", "plain_tail", 1.0, (0,))
+    assert plain >= 1
+    (ours,) = ratios(records, "burgers_pinn", "hdet_find", 1.0, (0,))
+    text = table(records, seeds=(0,))
+    assert f"| {ours:.3f} |" in text and "## Held out" in text and "plain_tail" in text
+    found = CliRunner().invoke(app, ["zoo", "--table", "--out", str(tmp_path), "--seeds", "1"])
+    assert found.exit_code == 0
+    assert "burgers_pinn" in found.output
+    problem_of.cache_clear()
+
+
+def test_bad_arguments_of_the_command_are_named(tmp_path):
+    found = CliRunner().invoke(app, ["zoo", "--problems", "nothing", "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "--problems must be one of" in " ".join(found.output.split())
+
+
+def test_muon_and_adamw_step_each_their_own():
+    matrix, bias = torch.nn.Parameter(torch.eye(4)), torch.nn.Parameter(torch.ones(4))
+    groups = [{"params": [matrix], "uses_muon": True}, {"params": [bias], "uses_muon": False}]
+    optimizer = MuonAndAdamW(groups, lr=0.1)
+    (matrix.sum() + bias.sum()).backward()
+    optimizer.step()
+    assert not torch.equal(matrix, torch.eye(4)) and not torch.equal(bias, torch.ones(4))
