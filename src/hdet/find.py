@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from hdet.core.checks import require_count, require_number
 from hdet.core.lr_search import (
@@ -59,9 +59,9 @@ class FoundLR:
     reason: str
     """How it came about, in words."""
     ramp: list[tuple[float, float]]
-    """Learning rate of the first group, and loss, for each step of the ramp."""
+    """Learning rate of the first group that has one, and loss, for each step of the ramp."""
     trials: list[tuple[float, float | None]]
-    """Learning rate of the first group, and score, for each trial. None where the loss was not finite."""
+    """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
     """Optimizer steps that the search took, in units of the run's steps."""
 
@@ -162,7 +162,13 @@ def find_lr(
     group = ReplicaGroup.of(replicas)
     asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
     for value in asked:
-        require_number("optimizer's lr", value, above=0)
+        require_number("optimizer's lr", value, at_least=0)
+    if not any(asked):
+        raise ValueError("optimizer's lr must be above 0 in one group at least, got 0 in all: give any guess")
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "optimizer must step without a closure, got LBFGS: it searches along a line by itself"
+        )
     require_same_settings(group, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
     search = _Search(module, optimizer, batches, loss, probe, clip_norm, group, asked, total_steps)
     try:
@@ -245,14 +251,15 @@ class _Search:
         self, found: Answer, seen: Sequence[tuple[float, float]], trials: Sequence[Trial], num_steps: int
     ) -> FoundLR:
         asked = self._asked
+        shown = next(lr for lr in asked if lr)
         return FoundLR(
             lr=[found.factor * lr for lr in asked],
             low=[found.low * lr for lr in asked],
             high=[found.high * lr for lr in asked],
             asked=list(asked),
             reason=found.reason,
-            ramp=[(asked[0] * factor, loss) for factor, loss in seen],
-            trials=[(asked[0] * trial.factor, trial.score) for trial in trials],
+            ramp=[(shown * factor, loss) for factor, loss in seen],
+            trials=[(shown * trial.factor, trial.score) for trial in trials],
             num_steps=num_steps,
         )
 

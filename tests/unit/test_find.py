@@ -124,6 +124,19 @@ def test_bad_input_is_named(change, error, message):
         hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
 
 
+def test_a_group_without_a_learning_rate_keeps_none_and_what_cannot_be_searched_is_refused():
+    net = Net()
+    groups = [{"params": [net.w1], "lr": 0.0}, {"params": [net.w2]}]
+    optimizer = torch.optim.SGD(groups, lr=1e-3)
+    found = hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=500)
+    assert found.lr[0] == 0 < 1e-3 < found.lr[1]
+    assert found.trials[0][0] > 0
+    with pytest.raises(ValueError, match="got 0 in all: give any guess"):
+        hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0), [], loss_of, total_steps=500)
+    with pytest.raises(ValueError, match="must step without a closure, got LBFGS"):
+        hdet.find_lr(net, torch.optim.LBFGS(net.parameters()), [], loss_of, total_steps=500)
+
+
 def test_data_that_ends_starts_over():
     net = Net()
     data = [batch(0, step) for step in range(7)]
