@@ -125,7 +125,7 @@ class AutoLR(Ensemble):
         group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
         settings = settings_of(recipe, optimizer, group.count)
         if found is not None:
-            settings["controller"] = Guard()
+            settings["controller"] = Guard(expected_loss=found.expected_loss)
         super().__init__(
             optimizer, model=model, probe=probe, records=records, replicas=group, seed=seed, **settings
         )

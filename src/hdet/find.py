@@ -65,6 +65,13 @@ class FoundLR:
     num_steps: int
     """Optimizer steps that the search took, in units of the run's steps."""
 
+    @property
+    def expected_loss(self) -> float | None:
+        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
+        first = self.ramp[0][1]
+        best = min((score for _, score in self.trials if score is not None), default=first)
+        return (first + best) / 2 if best < first else None
+
     def __str__(self) -> str:
         def shown(values: Sequence[float]) -> str:
             return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))

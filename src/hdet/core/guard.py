@@ -42,6 +42,9 @@ class Guard:
     """Share of the gain whose loss is a collapse."""
     factor: float = 3.0
     """By how much the learning rate falls then: the best one is well below what kills a network."""
+    expected_loss: float | None = None
+    """A training loss that a run should have reached after 15 % of its steps, by what trials have shown. From
+    then on it is a collapse to be above it, and clear above the lowest so far."""
     interval: float = 0.02
     """Share of the run between two copies."""
     copy_on_cpu: bool = False
@@ -50,6 +53,8 @@ class Guard:
     def __post_init__(self) -> None:
         require_number("lost", self.lost, above=0)
         require_number("factor", self.factor, above=1)
+        if self.expected_loss is not None:
+            require_number("expected_loss", self.expected_loss)
         require_number("interval", self.interval, above=0, below=1)
         require_flag("copy_on_cpu", self.copy_on_cpu)
 
@@ -71,9 +76,20 @@ class GuardMemory(NamedTuple):
     num_bad: int = 0
     """Rounds in a row that were far above the lowest."""
 
+    @property
+    def is_well(self) -> bool:
+        """Whether the last round was near the lowest: then the weights are worth a copy."""
+        return self.num_bad == 0 and self.last <= self.lowest + 0.2 * (self.first - self.lowest)
 
-def watch(memory: GuardMemory, loss: float, guard: Guard) -> GuardMemory:
+
+def watch(memory: GuardMemory, loss: float, guard: Guard, *, must_have_learnt: bool = False) -> GuardMemory:
     """Take the mean loss of a round. The run has collapsed when ``num_bad`` reaches two.
+
+    Args:
+        memory: what was remembered.
+        loss: of the round.
+        guard: the settings.
+        must_have_learnt: whether the loss must be below the expected one by now.
 
     >>> memory = GuardMemory()
     >>> for loss in (4.0, 3.5, 3.0, 2.6, 2.4, 2.2, 2.1, 2.0, 2.0, 2.1, 2.0, 2.1, 3.9, 3.9):
@@ -92,6 +108,8 @@ def watch(memory: GuardMemory, loss: float, guard: Guard) -> GuardMemory:
         if has_learnt
         else memory.first + max(_WORSE * abs(memory.first), _CLEAR * noise)
     )
+    if must_have_learnt and guard.expected_loss is not None:
+        limit = min(limit, max(guard.expected_loss, memory.lowest + _CLEAR * noise))
     if loss > limit:
         return memory._replace(num_bad=memory.num_bad + 1)
     level = 0.7 * memory.level + 0.3 * loss

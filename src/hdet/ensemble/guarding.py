@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_BRAKES = 8
 """A run that collapses again and again has another fault."""
+_SHARE_TO_LEARN = 0.15
+"""Of the steps: when a run must have reached the loss that is expected of it."""
 
 
 class GuardSteering(Steering):
@@ -46,12 +48,19 @@ class GuardSteering(Steering):
         self._memory, self._num_brakes = GuardMemory(), 0
         self._copies: list[tuple[SavePoint, GuardMemory]] = []
         self._next_copy = 0.0
+        self._initial: SavePoint | None = None
+        self._learns_until = math.inf
 
     def begin(self, num_scout_steps: int, room_above: float) -> None:
         """Copy the weights that the run begins with."""
         self._memory, self._num_brakes = GuardMemory(), 0
+        self._initial = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
+        self._begin_at(num_scout_steps)
+
+    def _begin_at(self, step: int) -> None:
         self._copies = []
-        self._copy(num_scout_steps)
+        self._next_copy = step + self._settings.interval * self._total_steps
+        self._learns_until = step + _SHARE_TO_LEARN * self._total_steps
 
     def sync(self, record: RoundRecord) -> None:
         """Look at the mean loss of the round."""
@@ -61,25 +70,35 @@ class GuardSteering(Steering):
         ]
         if not losses or not record.ends_round:
             return
-        self._memory = watch(self._memory, math.fsum(losses) / len(losses), self._settings)
-        if self._memory.num_bad == 0:
-            if record.step >= self._next_copy:
-                self._copy(record.step)
+        self._memory = watch(
+            self._memory,
+            math.fsum(losses) / len(losses),
+            self._settings,
+            must_have_learnt=record.step >= self._learns_until,
+        )
+        if self._memory.is_well and record.step >= self._next_copy:
+            # Of two, the older one is used: when a collapse shows, the newer may already be spoilt.
+            point = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
+            self._copies = [*self._copies[-1:], (point, self._memory)]
+            self._next_copy = record.step + self._settings.interval * self._total_steps
         elif self._memory.num_bad >= 2 and self._num_brakes < _MOST_BRAKES:
             self._go_back(record)
 
-    def _copy(self, step: int) -> None:
-        # Of two, the older one is used: when a collapse shows, the newer may already be spoilt.
-        point = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
-        self._copies = [*self._copies[-1:], (point, self._memory)]
-        self._next_copy = step + self._settings.interval * self._total_steps
-
     def _go_back(self, record: RoundRecord) -> None:
         generators = generator_states()  # random numbers go on: what has been drawn is not drawn again
-        point, memory = self._copies[0]
-        point.restore()
+        expected = self._settings.expected_loss
+        usable = [c for c in self._copies[:1] if expected is None or c[1].lowest <= expected]
+        if usable:
+            (point, self._memory), self._copies = usable[0], []  # the next time further back
+            point.restore()
+            why = "the loss has collapsed, so the run goes back a little"
+        else:
+            assert self._initial is not None
+            self._initial.restore()
+            self._memory = GuardMemory()
+            self._begin_at(record.step)
+            why = "the run has lost all that it had learnt, so it begins again"
         restore_generators(generators)
-        self._memory, self._copies = memory, self._copies[:1]
         self._num_brakes += 1
         record.num_brakes = self._num_brakes
         for tunable in self._values.learning_rates:
@@ -87,9 +106,9 @@ class GuardSteering(Steering):
         self._values.refresh()
         if self._replicas.is_writer:
             _log.warning(
-                "step %d: the loss has collapsed, so the run goes back a little, and the learning rate is "
-                "divided by %g",
+                "step %d: %s, and the learning rate is divided by %g",
                 record.step,
+                why,
                 self._settings.factor,
             )
 
@@ -102,4 +121,3 @@ class GuardSteering(Steering):
         if state:
             self._memory = GuardMemory(*state["memory"])
             self._num_brakes = state["num_brakes"]
-            self._copies = [(point, self._memory) for point, _ in self._copies]

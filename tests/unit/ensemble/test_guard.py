@@ -73,6 +73,19 @@ def test_random_numbers_go_on_after_it_has_gone_back():
     assert torch.rand(1) != first
 
 
+def test_a_run_without_a_good_copy_begins_again(caplog):
+    with caplog.at_level(logging.WARNING):
+        _, ensemble, records, _ = train(0, guard=Guard(expected_loss=1e-6))
+    assert records[-1].num_brakes == 1
+    assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
+    assert "the run has lost all that it had learnt, so it begins again" in caplog.text
+
+
+def test_a_run_that_learns_slowly_is_left_alone():
+    _, _, records, _ = train(0, guard=Guard(expected_loss=1e-6), is_spoilt=False)
+    assert records[-1].num_brakes == 0
+
+
 def _on_rank(rank):
     net, ensemble, _, _ = train(rank, guard=Guard())
     return [p.detach() for p in net.parameters()], ensemble.found_lr
