@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from hdet.tasks.task import Task
@@ -34,7 +33,3 @@ class Problem(Task):
     def build_optimizer(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """The optimizer, over what :meth:`parameter_groups` gives."""
         return AdamW(groups, lr=lr, weight_decay=self.weight_decay)
-
-    def temperature_scaled_loss(self, model: nn.Module) -> float | None:
-        """Held-out loss with a temperature fitted on the probe; None where the loss is no cross-entropy."""
-        return None

@@ -20,6 +20,7 @@ from hdet.errors import HdetError
 from hdet.tasks.charlm import GPT
 from hdet.tasks.task import batch_generator, mean
 from research.zoo.problem import Problem
+from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import prepared
 
 __all__ = ["Denoiser", "DigitsDenoiser", "SpellingTransformer"]
@@ -163,17 +164,11 @@ class DigitsDenoiser(Problem):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Shuffled epochs, another order for every replica, with new noise every time."""
-        per_epoch = _NUM_IMAGES // self.batch_size
-        order, epoch = torch.empty(0), -1
-        for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(_NUM_IMAGES, generator=generator)
-            first = step % per_epoch * self.batch_size
+        epochs = shuffled_epochs(_NUM_IMAGES, self.batch_size, seed=seed, replica=replica, start=start)
+        for step, chosen in enumerate(epochs, start):
             generator = batch_generator(seed, replica, step)
             time = torch.rand(self.batch_size, 1, generator=generator)
-            yield _noisy(self._images[order[first : first + self.batch_size]], time, generator)
+            yield _noisy(self._images[chosen], time, generator)
 
     def probe_batch(self) -> tuple[Tensor, Tensor, Tensor]:
         """400 images that are neither trained nor evaluated on."""

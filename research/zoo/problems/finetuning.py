@@ -22,6 +22,7 @@ from hdet.core.assign import derived_seed
 from hdet.tasks.charlm import CharLM
 from hdet.tasks.task import mean
 from research.zoo.problem import Problem
+from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import debian_files, prepared
 
 __all__ = ["FinetuneAll", "FinetuneLora", "LoraLinear"]
@@ -54,15 +55,9 @@ class _Finetuning(Problem):
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Batch]:
         """Shuffled epochs, another order for every replica."""
         windows = self._windows["train"]
-        per_epoch = len(windows) // self.batch_size
-        order, epoch = torch.empty(0), -1
-        for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(len(windows), generator=generator)
-            first = step % per_epoch * self.batch_size
-            yield _batch(windows[order[first : first + self.batch_size]])
+        epochs = shuffled_epochs(len(windows), self.batch_size, seed=seed, replica=replica, start=start)
+        for chosen in epochs:
+            yield _batch(windows[chosen])
 
     def probe_batch(self) -> Batch:
         """Windows of documents that are neither trained nor evaluated on."""

@@ -18,6 +18,7 @@ from hdet.tasks.task import batch_generator
 from research.zoo.glyphs import LATIN, OTHER, SIZE, latin_glyphs, other_glyphs
 from research.zoo.optimizers import MuonAndAdamW
 from research.zoo.problem import Problem
+from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import prepared
 
 __all__ = ["GlyphsConvSgd", "GlyphsVit", "MnistConvBatchNorm", "PatchesAutoencoder"]
@@ -38,15 +39,7 @@ class _Classification(Problem):
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Labelled]:
         """Shuffled epochs, another order for every replica."""
         images, classes = self._part("train")
-        per_epoch = len(classes) // self.batch_size
-        order, epoch = torch.empty(0), -1
-        for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(len(classes), generator=generator)
-            first = step % per_epoch * self.batch_size
-            chosen = order[first : first + self.batch_size]
+        for chosen in shuffled_epochs(len(classes), self.batch_size, seed=seed, replica=replica, start=start):
             yield images[chosen], classes[chosen]
 
     def probe_batch(self) -> Labelled:

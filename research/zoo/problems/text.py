@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from research.zoo.corpora import (
 )
 from research.zoo.optimizers import MuonAndAdamW
 from research.zoo.problem import Problem
+from research.zoo.sources import shuffled_epochs
 from research.zoo.windows import NextSymbol
 
 __all__ = ["GlossesMixer", "KjvGru", "LanguageConv", "ManualsGpt"]
@@ -254,15 +254,9 @@ class LanguageConv(Problem):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled epochs, another order for every replica."""
-        per_epoch = _NUM_TRAIN // self.batch_size
-        order, epoch = torch.empty(0), -1
-        for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(_NUM_TRAIN, generator=generator)
-            first = step % per_epoch * self.batch_size
-            yield _words(order[first : first + self.batch_size])
+        epochs = shuffled_epochs(_NUM_TRAIN, self.batch_size, seed=seed, replica=replica, start=start)
+        for chosen in epochs:
+            yield _words(chosen)
 
     def probe_batch(self) -> tuple[Tensor, Tensor]:
         """Words that are neither trained nor evaluated on."""
