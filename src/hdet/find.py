@@ -251,7 +251,7 @@ class _Search:
                 trials, trial_steps = [], 2 * trial_steps
             else:
                 break
-        found = answer(trials, first_score, are_joint=self._sizes.are_joint)
+        found = answer(trials, first_score, num_steps=trial_steps, are_joint=self._sizes.are_joint)
         return self._result(found, seen, trials, num_steps)
 
     def _result(

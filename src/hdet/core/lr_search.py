@@ -54,7 +54,8 @@ _PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
 """The user's number is taken to be right within a factor of two, or else within thirty, as one standard
 deviation each, with even odds."""
 _ERROR_MANY, _ERROR_FEW = 0.6, 0.9
-"""Standard deviation of what the trials say, as a logarithm (dev problems of the zoo)."""
+"""Standard deviation of what the trials say in a run of 1000 steps, as a logarithm (dev problems of the zoo).
+Shorter trials know less: it goes with the root of their length."""
 
 
 @dataclass(frozen=True)
@@ -201,21 +202,23 @@ def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
     return bool(scores) and first_score - min(scores) > _LEARNT * abs(first_score)
 
 
-def answer(trials: Sequence[Trial], first_score: float, *, are_joint: bool) -> Answer:
+def answer(trials: Sequence[Trial], first_score: float, *, num_steps: int, are_joint: bool) -> Answer:
     """Weigh what the trials say against the user's number.
 
     Args:
         trials: of the last length.
         first_score: the score of the untrained weights.
+        num_steps: length of a trial.
         are_joint: whether there were few, on the whole batch.
 
     >>> trials = [Trial(1.0, 2.0), Trial(3.0, 1.5), Trial(9.0, 1.0), Trial(27.0, None)]
-    >>> found = answer(trials, 3.0, are_joint=True)
+    >>> found = answer(trials, 3.0, num_steps=15, are_joint=True)
     >>> 3 < found.factor < found.evidence < 9 < found.high
     True
     """
     points = [(trial.factor, trial.score) for trial in trials if trial.score is not None]
-    error = _ERROR_FEW if are_joint else _ERROR_MANY
+    usual, error = (_JOINT_STEPS, _ERROR_FEW) if are_joint else (_OWN_STEPS, _ERROR_MANY)
+    error *= math.sqrt(usual / num_steps)
     if len(points) < 2:
         return _kept("fewer than two trials had a finite loss")
     values = [score for _, score in points]
