@@ -72,9 +72,31 @@ def table(records: Sequence[Record], *, seeds: Sequence[int], ours: str = "hdet_
     for split in ("dev", "held out"):
         there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
         if there:
-            parts += [f"## {split.capitalize()}\n", _methods(records, there, seeds)]
-            parts += [f"### {ours}, problem by problem\n", _problems(records, there, seeds, ours)]
-    return "\n\n".join(parts) + "\n"
+            parts += [f"## {split.capitalize()}", _methods(records, there, seeds)]
+            parts += [f"### {ours}, problem by problem", _problems(records, there, seeds, ours)]
+            parts.append(_harm(records, there, seeds, ours))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
+    """How often a method ends worse than plain training from the same start."""
+    harms = []
+    for problem in there:
+        for start in (*FAR, *NEAR):
+            ours = ratios(records, problem, method, start, seeds)
+            plain = ratios(records, problem, "plain_tail", start, seeds)
+            if ours and plain:
+                lost = math.inf in plain  # nothing is worse than that
+                harm = 0.0 if lost else statistics.fmean(ours) / statistics.fmean(plain)
+                harms.append((harm, problem, start))
+    if not harms:
+        return ""
+    bad = sorted((harm for harm in harms if harm[0] > 1.01), reverse=True)
+    named = ", ".join(f"{problem} x{start:g} ({harm:.3f})" for harm, problem, start in bad)
+    return (
+        f"Over plain training with the tail from the same start: {len(bad)} of {len(harms)} cases are more "
+        f"than 1 % worse{': ' + named if bad else ''}."
+    )
 
 
 def _cells(

@@ -203,3 +203,33 @@ def test_the_picture_and_the_words(tmp_path):
     assert (tmp_path / "found.png").stat().st_size > 5000
     assert str(found).startswith("learning rate ")
     assert "asked for was 0.0001; likely between" in str(found)
+
+
+def train_with(net, optimizer, auto, first, last):
+    for step in range(first, last):
+        loss = loss_of(net, batch(0, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+
+
+def test_a_run_with_what_was_found_resumes_bit_for_bit(tmp_path):
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=300)
+    auto = hdet.AutoLR(optimizer, total_steps=300, model=net, found=found)
+    train_with(net, optimizer, auto, 0, 150)
+    parts = {"net": net, "optimizer": optimizer, "auto": auto}
+    torch.save({"found": vars(found)} | {n: p.state_dict() for n, p in parts.items()}, tmp_path / "state.pt")
+    train_with(net, optimizer, auto, 150, 300)
+
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    again = Net()
+    optimizer = torch.optim.AdamW(again.parameters(), lr=1e-4)
+    auto = hdet.AutoLR(optimizer, total_steps=300, model=again, found=hdet.FoundLR(**state["found"]))
+    again.load_state_dict(state["net"])
+    optimizer.load_state_dict(state["optimizer"])
+    auto.load_state_dict(state["auto"])
+    train_with(again, optimizer, auto, 150, 300)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
