@@ -67,15 +67,58 @@ def ratios(
 
 
 def table(records: Sequence[Record], *, seeds: Sequence[int], ours: str = "hdet_find") -> str:
-    """Markdown: one table of methods and one of problems for each split."""
-    parts = []
+    """Markdown: an overview, then one table of methods and one of problems for each split."""
+    parts = [_overview(records, seeds)]
     for split in ("dev", "held out"):
         there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
         if there:
             parts += [f"## {split.capitalize()}", _methods(records, there, seeds)]
             parts += [f"### {ours}, problem by problem", _problems(records, there, seeds, ours)]
-            parts.append(_harm(records, there, seeds, ours))
+            parts += [_harm(records, there, seeds, ours), _accuracy(records, there, seeds, ours)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _accuracy(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
+    """How far the learning rates that were found are from the baseline's."""
+    lines = []
+    for are_many, who in ((True, "With 8 replicas"), (False, "With 1 or 2")):
+        errors = []
+        for problem in there:
+            baseline = baseline_of(records, problem, seeds)
+            if baseline is not None and (problem_of(problem).num_replicas > 2) == are_many:
+                errors += [
+                    abs(math.log(record["found_lr"] / baseline.lr))
+                    for record in records
+                    if (record["problem"], record["method"]) == (problem, method) and record["found_lr"]
+                ]
+        if errors:
+            shares = [sum(error <= math.log(f) for error in errors) / len(errors) for f in (2, 3, 10)]
+            lines.append(
+                f"{who} the learning rate is within a factor of 2 of the baseline's in {shares[0]:.0%} of "
+                f"{len(errors)} runs from all starts, of 3 in {shares[1]:.0%}, of 10 in {shares[2]:.0%}."
+            )
+    return "\n".join(lines)
+
+
+def _overview(records: Sequence[Record], seeds: Sequence[int]) -> str:
+    """Every method on both splits, from the near starts."""
+    head = ["method", "dev: median", "90th", "worst", "held out: median", "90th", "worst"]
+    lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
+    rows = []
+    for method in dict.fromkeys(record["method"] for record in records if record["method"] != SWEEP):
+        dev, held_out = (
+            _spread(_cells(records, names(split), method, NEAR, seeds)) for split in ("dev", "held out")
+        )
+        rows.append(([method, *(_shown(value) for value in (*dev, *held_out))], dev[0]))
+    return "\n".join([*lines, *(table_line(row) for row, _ in sorted(rows, key=lambda row: row[1]))])
+
+
+def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 90th percentile and worst."""
+    if not cells:
+        return math.nan, math.nan, math.nan
+    ordered = sorted(cells)
+    return statistics.median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], ordered[-1]
 
 
 def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
@@ -124,14 +167,12 @@ def _methods(records: Sequence[Record], there: Sequence[str], seeds: Sequence[in
     methods = dict.fromkeys(record["method"] for record in records if record["method"] != SWEEP)
     rows = []
     for method in methods:
-        near = sorted(_cells(records, there, method, NEAR, seeds))
-        far = sorted(_cells(records, there, method, FAR, seeds))
+        near = _cells(records, there, method, NEAR, seeds)
+        far_median, _, far_worst = _spread(_cells(records, there, method, FAR, seeds))
         if near:
-            rows.append((method, near, far))
-    for method, near, far in sorted(rows, key=lambda row: statistics.median(row[1])):
-        values = [statistics.median(near), near[math.ceil(0.9 * len(near)) - 1], near[-1]]
-        values += [statistics.median(far), far[-1]] if far else [math.nan, math.nan]
-        lines.append(table_line([method, *(_shown(value) for value in values), str(len(near))]))
+            rows.append((method, (*_spread(near), far_median, far_worst), len(near)))
+    for method, values, count in sorted(rows, key=lambda row: row[1][0]):
+        lines.append(table_line([method, *(_shown(value) for value in values), str(count)]))
     return "\n".join(lines)
 
 
