@@ -229,6 +229,7 @@ def load_package(name: str, extra: str = "research") -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        package = name.partition(".")[0]
+        if error.name not in (name, package):
             raise
-        raise HdetError(f"{name} is missing; it comes with: pip install 'hdet[{extra}]'") from error
+        raise HdetError(f"{package} is missing; it comes with: pip install 'hdet[{extra}]'") from error

@@ -190,7 +190,7 @@ def words_of_languages() -> dict[str, Tensor]:
     """
 
     def build() -> dict[str, Tensor]:
-        wordfreq = load_package("wordfreq")
+        wordfreq = load_package("wordfreq", "zoo")
         best: dict[str, tuple[float, int]] = {}
         for label, language in enumerate(LANGUAGES):
             frequencies = wordfreq.get_frequency_dict(language, wordlist="small")

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from research.__main__ import app
+from research.zoo import sweep
 from research.zoo.catalogue import names, problem_of
 from research.zoo.experiment import open_ledger, run_zoo
 from research.zoo.optimizers import MuonAndAdamW
@@ -48,7 +49,8 @@ def test_a_sweep_in_which_nothing_trains_ends():
 
 
 def test_the_zoo_runs_resumes_and_has_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(BurgersPinn, "num_steps", 60)
+    monkeypatch.setattr(BurgersPinn, "num_steps", 50)
+    monkeypatch.setattr(sweep, "_HALF_WIDTH", 4)
     problem_of.cache_clear()
     settings = {"problems": ["burgers_pinn"], "seeds": (0,), "folder": tmp_path, "num_jobs": 1}
     stopped = iter([False] * 3)

