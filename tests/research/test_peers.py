@@ -58,8 +58,11 @@ def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_ste
     before = evaluate(task, task.build_model(0))["loss"]
     CountingQuadratic.taken = 0
     outcome = train(name, task, lr, kind)
-    if name != "best_of_sweep":
-        assert CountingQuadratic.taken == STEPS.get(name, 60) * num_replicas(name)
+    budget = STEPS.get(name, 60) * num_replicas(name)
+    if name == "hdet_find":  # several trials see the same batches
+        assert 0.5 * budget < CountingQuadratic.taken <= budget
+    elif name != "best_of_sweep":
+        assert CountingQuadratic.taken == budget
     assert math.isfinite(outcome.final_loss)
     assert outcome.final_loss < before
     assert outcome.metrics["loss"] == outcome.final_loss
