@@ -129,6 +129,13 @@ def _next_of_sweep(name: str, seeds: Sequence[int], ledger: Ledger) -> list[Reco
 def train(spec: Record) -> Record:
     """Run one, and add its results."""
     torch.set_flush_denormal(True)  # a network that has died computes with the smallest numbers, slowly
+    try:
+        return _train(spec)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _train(spec: Record) -> Record:
     problem = problem_of(spec["problem"])
     optimizer = problem.build_optimizer(problem.parameter_groups(problem.build_model(0)), 1.0)
     job = Job(
