@@ -17,7 +17,7 @@ from tests.helpers.replicas import run_replicas
 STEPS, SYNC = 200, 5
 
 
-def train(rank, *, guard, is_spoilt=True, steps=STEPS):
+def train(rank, *, guard, is_spoilt=True, steps=STEPS, drawn=None):
     """At step 100 the weights are spoilt once, as by a learning rate that is too high."""
     net = Net()
     model = DistributedDataParallel(net) if dist.is_initialized() else net
@@ -34,6 +34,8 @@ def train(rank, *, guard, is_spoilt=True, steps=STEPS):
     )
     for step in range(steps):
         x, y = batch(rank, step)
+        if drawn is not None:
+            drawn.append(torch.rand(1, dtype=torch.float64).item())
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -68,9 +70,10 @@ def test_a_run_that_does_not_collapse_is_left_alone():
 
 def test_random_numbers_go_on_after_it_has_gone_back():
     torch.manual_seed(0)
-    first = torch.rand(1)
-    train(0, guard=Guard())
-    assert torch.rand(1) != first
+    drawn = []
+    _, _, records, _ = train(0, guard=Guard(), drawn=drawn)
+    assert records[-1].num_brakes == 1
+    assert len(set(drawn)) == STEPS  # none is drawn again
 
 
 def test_a_run_without_a_good_copy_begins_again(caplog):
