@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.core.anchored import measuring_interval, next_control
 from hdet.replicas import Averager, ReplicaGroup
 from hdet.replicas.health import Health
 from hdet.tasks.task import load_task
@@ -307,63 +306,8 @@ def run_rows() -> list[Row]:
     ]
 
 
-_ANCHORED_STEPS = 10_000
-
-
-def anchored_rows() -> list[Row]:
-    """What the anchored controller adds to a training step of the same transformer, in one process."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
-
-    def trainer(controller: hdet.AnchoredController | None) -> Callable[[], None]:
-        model = _Transformer()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        ensemble = hdet.Ensemble(
-            optimizer,
-            model=model,
-            explore=[hdet.LearningRate(0.0)],
-            scheduler=OneCycleLR(optimizer, 1e-4, total_steps=_ANCHORED_STEPS),
-            controller=controller,
-        )
-
-        def step() -> None:
-            logits = model(tokens)
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            ensemble.step(loss)
-
-        return step
-
-    plain, ours = _interleaved([trainer(None), trainer(hdet.AnchoredController())], repeats=200)
-    row = _row("training step that the anchored controller measures over one without it", None, ours, plain)
-    share = _measured_share(_ANCHORED_STEPS)
-    whole = Row(
-        f"training with the anchored controller over training without it, {_ANCHORED_STEPS} steps",
-        1 + share * (row.ratio - 1),
-        1.03,
-        1 + share * (row.low - 1),
-        1 + share * (row.high - 1),
-        f"the row above, for the {100 * share:.0f} % of the steps that are measured",
-    )
-    return [row, whole]
-
-
-def _measured_share(total_steps: int) -> float:
-    """How many of the steps of a run of this length the anchored controller measures."""
-    last, following, count = 0, next_control(0, total_steps), 0
-    for step in range(total_steps):
-        if step == following:
-            last, following = step, next_control(step, total_steps)
-        count += (step - last) % measuring_interval(following - last) == 0
-    return count / total_steps
-
-
 def finder_rows() -> list[Row]:
-    """What ``hdet run`` does, scout and anchored controller, against plain training: whole runs in turn."""
+    """find_lr and AutoLR against plain training of as many steps in all: whole runs in turn."""
     torch.set_num_threads(1)
     rows = []
     for name, options, lr in (
@@ -374,7 +318,7 @@ def finder_rows() -> list[Row]:
         task = load_task(name, options)
         size = sum(p.numel() for p in task.build_model(0).parameters())
         job = Job(task=task, start_lr=lr, steps=1000, seed=0, num_replicas=8, optimizer_kind="adamw")
-        methods = [METHODS["plain_linear"], METHODS["hdet_both"]]
+        methods = [METHODS["plain_linear"], METHODS["hdet_find"]]
         seconds_in_turn(methods[:1], replace(job, steps=20))
         pairs = [seconds_in_turn(methods, job) for _ in range(3)]
         plain, ours = ([seconds or math.nan for seconds in column] for column in zip(*pairs, strict=True))
@@ -487,7 +431,6 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "converge": converge_rows,
     "memory": memory_rows,
     "run": run_rows,
-    "anchored": anchored_rows,
     "finders": finder_rows,
     "virtual": virtual_rows,
     "import": import_rows,

@@ -1,4 +1,4 @@
-"""Train with `hdet.AutoLR`: a plain data-parallel loop, and two lines that find its learning rate.
+"""A plain data-parallel loop that finds its learning rate with `hdet.find_lr` and `hdet.AutoLR`.
 
     python examples/auto_lr.py                                               # one process
     torchrun --standalone --nproc-per-node 2 examples/auto_lr.py             # two replicas
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sysconfig
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -42,7 +43,8 @@ def windows(text: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     return codes[:, :-1], codes[:, -1]
 
 
-def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, targets = batch
     return cross_entropy(model(inputs), targets)
 
 
@@ -78,12 +80,15 @@ def main() -> None:
     )
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    probe_batch, held_out_batch = (windows(held_out_text, 2000, seed) for seed in (1, 2))
+    held_out = windows(held_out_text, 2000, seed=1)
 
-    # The first of the two lines, in place of a scheduler. The probe is optional.
-    auto = hdet.AutoLR(
-        optimizer, total_steps=args.steps, model=model, probe=lambda: loss_of(net, *probe_batch)
-    )
+    def batch_of(step: int) -> tuple[Tensor, Tensor]:
+        return windows(train_text, BATCH_SIZE, seed=1_000_003 * (step + 1) + rank)
+
+    found = None
+    if not args.resume:  # a checkpoint knows what was found
+        found = hdet.find_lr(model, optimizer, map(batch_of, count()), loss_of, total_steps=args.steps)
+    auto = hdet.AutoLR(optimizer, total_steps=args.steps, model=model, found=found)
 
     if args.resume:
         if not args.checkpoint.exists():
@@ -94,11 +99,11 @@ def main() -> None:
         auto.load_state_dict(state["auto"])
 
     for step in range(auto.num_steps, args.steps):
-        loss = loss_of(model, *windows(train_text, BATCH_SIZE, seed=1_000_003 * (step + 1) + rank))
+        loss = loss_of(model, batch_of(step))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        auto.step(loss)  # the second line
+        auto.step(loss)  # in place of scheduler.step()
         if (step + 1) % 100 == 0:
             auto.converge()  # on every rank, before a save
             if rank == 0:
@@ -108,7 +113,7 @@ def main() -> None:
 
     if rank == 0:
         print(auto.summary())
-        print(f"held-out loss {loss_of(net, *held_out_batch).item():.4f}")
+        print(f"held-out loss {loss_of(net, held_out).item():.4f}")
     if dist.is_initialized():
         dist.destroy_process_group()
 

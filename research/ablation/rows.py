@@ -151,13 +151,6 @@ ROWS = (
         at="high",
         settings=lambda steps: _hdet(steps) | {"gradients": "local"},
     ),
-    Row(
-        key="scout",
-        name="hdet scout",
-        description="short trials from High, then a restart",
-        at="high",
-        settings=lambda steps: _replicas(steps, scout=True, probe=True, per_group=False),
-    ),
     Row(key="grid", name="Best plain LR", description="plain, the best of the grid", at="best"),
     Row(
         key="ema",

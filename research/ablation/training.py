@@ -116,15 +116,12 @@ def _averaged(job: Job, settings: Mapping[str, Any], model: nn.Module, losses: l
 def _train_replicas(
     job: Job, settings: Mapping[str, Any], losses: list[float], lrs: dict[int, dict[str, float]]
 ) -> nn.Module:
-    config = job.config(warmup=_WARMUP, **{"scout": False, **settings})
-    trainer = VirtualTrainer(job.task, config, None, "cpu")
+    config = job.config(warmup=_WARMUP, **{"find": False, **settings})
+    trainer = VirtualTrainer(job.task, config, None, "cpu", searches=False)
     engine = trainer.engine
     while engine.num_steps < job.steps:
-        is_scouting = engine.is_scouting
         base = {name: float(value) for name, value in engine.base.items() if is_learning_rate(name)}
         seen = trainer.step()
-        if is_scouting:
-            continue  # trials at rates that are meant to be too large
         finite = seen[seen.isfinite()]  # the engine leaves out a replica that is lost
         losses.append(finite.mean().item() if len(finite) else math.nan)
         lrs[engine.num_steps] = base

@@ -32,7 +32,7 @@ def train(spec: Record) -> Record:
     job = job_of(spec | {"optimizer": "adamw"})
     settings = dict(spec["settings"])
     prior_seeds, groups_alike = settings.pop("prior_seeds", None), settings.pop("groups_alike", False)
-    config = job.config(**{"scout": False, **settings})
+    config = job.config(**{"find": False, **settings})
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(job.seed, "training"))

@@ -91,6 +91,8 @@ class Trained:
 
     metrics: dict[str, float]
     found_lr: float | None = None
+    likely: tuple[float, float] | None = None
+    """The range in which it says that the best learning rate lies."""
 
 
 @dataclass(frozen=True, kw_only=True)

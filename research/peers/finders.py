@@ -1,4 +1,4 @@
-"""hdet's own: the paper's controller, ours, the scout, the anchored controller, and both."""
+"""hdet's own: the paper's controller, ours of the same kind, and the search before the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hdet.find import find_lr
 from hdet.run.folder import RunFolder
 from hdet.run.runner import evaluate, run
 from research.peers.base import Diverged, Job, Method, Trained, descend
-from research.peers.plain import TAIL_PLAN
 from research.zoo.problem import Problem
 
 __all__ = ["METHODS"]
@@ -52,14 +51,12 @@ def _find(job: Job) -> Trained:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
-    return Trained(evaluate(job.task, model), found.lr[0])
+    return Trained(evaluate(job.task, model), found.lr[0], (found.low[0], found.high[0]))
 
 
 def _method(name: str, description: str, **settings: Any) -> Method:
-    return Method(name=name, description=description, run=partial(_run, **settings))
+    return Method(name=name, description=description, run=partial(_run, find=False, **settings))
 
-
-_PLAN = "10 % warmup, linear anneal"
 
 METHODS = (
     _method(
@@ -67,35 +64,15 @@ METHODS = (
         "replicas spread by 1/9; 10 % warmup, then the paper's controller (eq. 7), which replaces the anneal",
         begins_at_peak=True,
         controller="paper",
-        scout=False,
     ),
     _method(
         "hdet_log",
-        f"replicas spread by 1/9, a controller of the log LR on the plan; {_PLAN}",
+        "replicas spread by 1/9, a controller of the log LR on the plan; 10 % warmup, linear anneal",
         controller="log",
-        scout=False,
-    ),
-    _method(
-        "hdet_scout",
-        f"short trials of many LRs in the first steps, then a restart; {_PLAN}",
-        scout=True,
-        controller="none",
-    ),
-    _method(
-        "hdet_anchored",
-        f"the LR follows the gradient along the way travelled, within a factor 2, 4 for a group; {_PLAN}",
-        scout=False,
-        anneal_to=0.0,
-        average_tail=0.0,
-    ),
-    _method(
-        "hdet_both",
-        f"hdet.AutoLR: the scout, then the anchored controller; {TAIL_PLAN}",
     ),
     Method(
         name="hdet_find",
-        description="hdet.find_lr, then hdet.AutoLR with what it found: 25 % warmup, and the tail",
+        description="hdet.find_lr, then hdet.AutoLR with what it found: 40 % warmup, and the tail",
         run=_find,
-        is_default=False,
     ),
 )

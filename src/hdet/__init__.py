@@ -4,11 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hdet.auto import AutoLR, VirtualAutoLR
-    from hdet.core.anchored import AnchoredController
+    from hdet.auto import AutoLR
     from hdet.core.controller import Controller
     from hdet.core.guard import Guard
-    from hdet.core.scout import Scout
     from hdet.ensemble import Ensemble, VirtualEnsemble
     from hdet.errors import (
         AllReplicasFailedError,
@@ -42,7 +40,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AllReplicasFailedError",
-    "AnchoredController",
     "AttentionScale",
     "AttentionTemperature",
     "AutoLR",
@@ -74,10 +71,8 @@ __all__ = [
     "ReplicasDifferError",
     "RoundRecord",
     "Scalar",
-    "Scout",
     "Tee",
     "TensorBoardSink",
-    "VirtualAutoLR",
     "VirtualEnsemble",
     "WandbSink",
     "WeightDecay",
@@ -93,7 +88,6 @@ __all__ = [
 # Each name is imported when it is first used, so that ``hdet --help`` does not wait for torch.
 _MODULES = {
     "AllReplicasFailedError": "hdet.errors",
-    "AnchoredController": "hdet.core.anchored",
     "AttentionScale": "hdet.explore.module_attributes",
     "AttentionTemperature": "hdet.explore.module_attributes",
     "AutoLR": "hdet.auto",
@@ -125,10 +119,8 @@ _MODULES = {
     "ReplicasDifferError": "hdet.errors",
     "RoundRecord": "hdet.telemetry",
     "Scalar": "hdet.explore.scalar",
-    "Scout": "hdet.core.scout",
     "Tee": "hdet.telemetry.trackers",
     "TensorBoardSink": "hdet.telemetry.trackers",
-    "VirtualAutoLR": "hdet.auto",
     "VirtualEnsemble": "hdet.ensemble",
     "WandbSink": "hdet.telemetry.trackers",
     "WeightDecay": "hdet.explore",

@@ -18,24 +18,27 @@ from torch.optim import LBFGS, Optimizer
 
 from hdet.core.checks import require_count, require_number
 from hdet.core.lr_search import (
+    LEAST_STEPS,
     Answer,
     Ramp,
     Trial,
     answer,
     lengths,
     next_ramp,
+    num_parts,
     ramp_factor,
     should_lengthen,
     should_move,
     trial_factors,
+    trial_shape,
 )
-from hdet.core.scout import trial_shape
 from hdet.errors import HdetError, NotFiniteError
 from hdet.replicas.average import Averager
 from hdet.replicas.exchange import exchange, require_same_settings
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.rows import join
+from hdet.replicas.rows import join, size_of, split
 from hdet.replicas.save_point import RankSavePoint
+from hdet.telemetry import RoundRecord, SearchRecord
 
 __all__ = ["FoundLR", "find_lr"]
 
@@ -43,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
+_LEAST_FOR_BATCH_NORM = 4
+"""Examples in a part of a batch, for a model whose statistics are of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,21 @@ class FoundLR:
             f"learning rate {shown(self.lr)} (asked for was {shown(self.asked)}; likely between "
             f"{shown(self.low)} and {shown(self.high)}), from {self.reason}. {self.num_steps} steps."
         )
+
+    def to_record(self, num_replicas: int) -> RoundRecord:
+        """The record that goes before those of the run, of the first group that has a learning rate."""
+        first = next(i for i, lr in enumerate(self.asked) if lr)
+        search = SearchRecord(
+            asked=self.asked[first],
+            found=self.lr[first],
+            low=self.low[first],
+            high=self.high[first],
+            reason=self.reason,
+            num_steps=self.num_steps,
+            ramp=[list(pair) for pair in self.ramp if math.isfinite(pair[1])],
+            trials=[list(pair) for pair in self.trials],
+        )
+        return RoundRecord(round=0, step=0, num_replicas=num_replicas, ends_round=False, search=search)
 
     def write(self, optimizer: Optimizer) -> None:
         """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
@@ -162,7 +182,9 @@ def find_lr(
     >>> found.lr[0] > 1e-3, optimizer.param_groups[0]["lr"]
     (True, 0.0001)
     """
-    require_count("total_steps", total_steps, at_least=50, remedy="a shorter run cannot afford a search")
+    require_count(
+        "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
+    )
     if clip_norm is not None:
         require_number("clip_norm", clip_norm, above=0)
     module = model.module if isinstance(model, DistributedDataParallel) else model
@@ -210,16 +232,20 @@ class _Search:
         self._gradients = [p.grad for p in self._parameters]
         self._rates = [float(g["lr"]) for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
-        self._save_point = RankSavePoint(
-            optimizer, model, shared=lambda: [], spread=lambda leader: None, on_cpu=False
-        )
+        self._save_point = RankSavePoint(optimizer, model, on_cpu=False)
         self._batches = _endless(batches)
         self._ahead = [next(self._batches)]  # tells how many virtual replicas there are
         first = self._ahead[0]
         self._num_virtual = len(first) if isinstance(first, list) else 1
-        self._sizes = lengths(total_steps, group.count * self._num_virtual)
+        num_replicas = group.count * self._num_virtual
+        has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
+        sizes = exchange(group, [float(_least_size_of(first))])
+        smallest = int(min(row[0] for row in sizes))
+        self._num_parts = num_parts(num_replicas, smallest // self._least_size)
+        self._sizes = lengths(total_steps, num_replicas * self._num_parts)
         taken = [probe] if probe is not None else [self._next_joint() for _ in range(_PROBE_STEPS)]
-        self._probe = taken
+        self._probe, self._num_bad = taken, 0
 
     def put_back(self) -> None:
         """Leave everything as it was."""
@@ -233,6 +259,10 @@ class _Search:
 
     def run(self) -> FoundLR:
         """The ramp, then trials."""
+        if len(self._probe) > 1:  # training batches, of which one may be bad
+            finite = [b for b in self._probe if not self._is_bad(b, self._tensors)]
+            self._num_bad += len(self._probe) - len(finite)
+            self._probe = finite or self._probe
         first_score = self._score()
         if first_score is None:
             raise NotFiniteError(
@@ -244,27 +274,30 @@ class _Search:
         trials: list[Trial] = []
         while True:
             trials += self._trials(lead, weights, trial_steps)
-            num_steps += trial_steps * (self._sizes.num_trials if self._sizes.are_joint else 1)
+            num_steps += trial_steps * self._sizes.num_turns
             if should_move(trials, num_steps, self._total_steps):
                 lead *= 10
             elif should_lengthen(trials, first_score, num_steps, self._total_steps):
                 trials, trial_steps = [], 2 * trial_steps
             else:
                 break
-        found = answer(trials, first_score, num_steps=trial_steps, are_joint=self._sizes.are_joint)
+        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial)
         return self._result(found, seen, trials, num_steps)
 
     def _result(
         self, found: Answer, seen: Sequence[tuple[float, float]], trials: Sequence[Trial], num_steps: int
     ) -> FoundLR:
-        asked = self._asked
+        asked, reason = self._asked, found.reason
+        num_bad = sum(int(row[0]) for row in exchange(self._group, [float(self._num_bad)]))
+        if num_bad:
+            reason += f"; {num_bad} batches whose loss is not finite were left out"
         shown = next(lr for lr in asked if lr)
         return FoundLR(
             lr=[found.factor * lr for lr in asked],
             low=[found.low * lr for lr in asked],
             high=[found.high * lr for lr in asked],
             asked=list(asked),
-            reason=found.reason,
+            reason=reason,
             ramp=[(shown * factor, loss) for factor, loss in seen],
             trials=[(shown * trial.factor, trial.score) for trial in trials],
             num_steps=num_steps,
@@ -287,41 +320,68 @@ class _Search:
             if ramp.low_step == step:
                 _copy_all(weights, self._tensors)
             if not ramp.is_over:
-                self._backward(self._next_joint(), is_joint=True)
-                self._optimizer.step()
+                if math.isfinite(self._backward(self._next_joint(), is_joint=True)):
+                    self._optimizer.step()
+                else:  # the probe was finite with these weights
+                    self._num_bad += 1
         return seen, ramp_factor(ramp.low_step, self._sizes.ramp), weights
 
     def _trials(self, lead: float, weights: Sequence[Tensor], num_steps: int) -> list[Trial]:
-        """From these weights, one trial for each factor; all see the same batches where they can."""
-        sizes = self._sizes
-        factors = trial_factors(lead, sizes.num_trials)
-        steps = [self._next() for _ in range(num_steps)]
-        if sizes.are_joint:
-            return [
-                Trial(factor, self._trial(factor, weights, [_joined(step) for step in steps], is_joint=True))
-                for factor in factors
-            ]
-        mine = []
-        for place in range(self._num_virtual):
-            own = [step[place] if isinstance(step, list) else step for step in steps]
-            factor = factors[self._group.index * self._num_virtual + place]
-            mine.append(self._trial(factor, weights, own, is_joint=False))
-        message = [math.nan if score is None else score for score in mine]
-        scores = [score for row in exchange(self._group, message) for score in row]
-        return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
+        """From these weights, one trial for each factor, each on its own part of the batches."""
+        num_here = self._num_virtual * self._num_parts
+        num_places = self._group.count * num_here
+        factors = trial_factors(lead, num_places * self._sizes.num_turns)
+        _copy_all(self._tensors, weights)
+        before = self._score(is_joint=False)
+        gains = []
+        for turn in range(self._sizes.num_turns):
+            steps = [self._next_parts() for _ in range(num_steps)]
+            for place in range(num_here):
+                index = turn * num_places + self._group.index * num_here + place
+                score = self._trial(factors[index], weights, [step[place] for step in steps])
+                gains.append(math.nan if score is None or before is None else score - before)
+        # Each rank may have scored on data of its own: what its trials gained on it can be compared.
+        rows = exchange(self._group, [math.nan if before is None else before, *gains])
+        level = _mean([row[0] for row in rows])
+        trials = []
+        for index, factor in enumerate(factors):
+            turn, place = divmod(index, num_places)
+            rank, own = divmod(place, num_here)
+            score = level + rows[rank][1 + turn * num_here + own]
+            trials.append(Trial(factor, score if math.isfinite(score) else None))
+        return trials
 
-    def _trial(
-        self, factor: float, weights: Sequence[Tensor], batches: Sequence[Any], *, is_joint: bool
-    ) -> float | None:
+    def _next_parts(self) -> list[Any]:
+        """One batch for each trial that is made here at the same time."""
+        step = self._next()
+        if self._num_parts > 1:
+            while _least_size_of(step) < self._num_parts * self._least_size:  # the last one of an epoch
+                step = self._next()
+        batches = step if isinstance(step, list) else [step]
+        return [part for batch in batches for part in split(batch, self._num_parts)]
+
+    def _trial(self, factor: float, weights: Sequence[Tensor], batches: Sequence[Any]) -> float | None:
         """The score after a miniature of the schedule."""
         self._begin()
         _copy_all(self._tensors, weights)
         for step, batch in enumerate(batches):
             self._set_rates(factor * trial_shape(step, len(batches)))
-            if not math.isfinite(self._backward(batch, is_joint=is_joint)):
+            if math.isfinite(self._backward(batch, is_joint=False)):
+                self._optimizer.step()
+            elif self._is_bad(batch, weights):
+                self._num_bad += 1
+            else:
                 return None
-            self._optimizer.step()
-        return self._score(is_joint=is_joint)
+        return self._score(is_joint=False)
+
+    @torch.no_grad()
+    def _is_bad(self, batch: Any, weights: Sequence[Tensor]) -> bool:
+        """Whether the loss of the batch is not finite with good weights either: then the data is at fault."""
+        now = [tensor.detach().clone() for tensor in self._tensors]
+        _copy_all(self._tensors, weights)
+        is_bad = not math.isfinite(self._loss_of(batch).item())
+        _copy_all(self._tensors, now)
+        return is_bad
 
     # --- one step ------------------------------------------------------------------------------------
 
@@ -398,6 +458,10 @@ def _set_rate(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
+
+
+def _least_size_of(step: Any) -> int:
+    return min(size_of(batch) for batch in (step if isinstance(step, list) else [step]))
 
 
 def _joined(step: Any) -> Any:

@@ -25,7 +25,8 @@ def real_records(
 ) -> _Found:
     """Records and evaluations of a real run: three parameter groups, weight decay, and a probe.
 
-    A scout goes before the anchored controller, and step 240 is where its data would repeat.
+    Before a run with the guard, a search finds the learning rate. Its targets are wrong for some steps from
+    150 on, so that the guard goes back.
     """
     return _train(controller, num_replicas, steps, lr, seed)
 
@@ -39,22 +40,29 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         {"params": [model.b1, model.b2], "name": "bias", "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.05)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps)
     controllers = {
         "none": None,
         "log": hdet.Controller(form="log"),
         "paper": hdet.Controller(form="paper", decay=0.02, start=60, step_size=0.2),
-        "anchored": hdet.AnchoredController(repeats_after=240),
+        "guard": hdet.Guard(),
     }
-    scouts = {"scout": hdet.Scout(min_steps=12), "total_steps": steps} if controller == "anchored" else {}
+    is_guarded = controller == "guard"
 
-    def loss(module: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(module: nn.Module, data: tuple[Tensor, ...]) -> Tensor:
         x, y = data
         return (module(x) - y).square().mean()
 
     held_out = tuple(torch.cat(parts) for parts in zip(*(batch(99, i) for i in range(16)), strict=True))
     probed = tuple(torch.cat(parts) for parts in zip(*(batch(98, i) for i in range(8)), strict=True))
     records = hdet.Records()
+    if is_guarded:
+        batches = [[batch(r, step, seed + 1) for r in range(num_replicas)] for step in range(100)]
+        found = hdet.find_lr(model, optimizer, batches, loss, total_steps=steps, probe=probed)
+        found.write(optimizer)
+        records.write(found.to_record(num_replicas))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=peaks, total_steps=steps)
+    spreads = (0.0, 0.0) if is_guarded else (0.4, 0.5)
     ensemble = hdet.VirtualEnsemble(
         model,
         optimizer,
@@ -62,16 +70,16 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         num_replicas=num_replicas,
         sync_every=5,
         scheduler=scheduler,
-        explore=[hdet.LearningRate(spread=0.4), hdet.WeightDecay(spread=0.5)],
+        explore=[hdet.LearningRate(spread=spreads[0]), hdet.WeightDecay(spread=spreads[1])],
         controller=controllers[controller],
         probe=lambda module: loss(module, probed),
         records=records,
         seed=seed,
-        **scouts,
+        total_steps=steps,
     )
     evaluations = []
     for step in range(steps + 1):
-        if step == 0 or (step % 20 == 0 and not ensemble.engine.is_scouting):
+        if step % 20 == 0:
             with torch.no_grad():
                 value = float(loss(model, held_out))
                 error = (model(held_out[0]) - held_out[1]).abs().mean()
@@ -85,7 +93,9 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
                 }
             )
         if step < steps:
-            ensemble.step([batch(r, step, seed) for r in range(num_replicas)])
+            shift = 9.0 if is_guarded and 150 <= step < 160 else 0.0
+            data = [batch(r, step, seed) for r in range(num_replicas)]
+            ensemble.step([(x, y + shift) for x, y in data])
     return tuple(records), tuple(evaluations)
 
 
@@ -98,7 +108,6 @@ def write_run(
     lr: float = 0.01,
     seed: int = 0,
     is_finished: bool = True,
-    has_finder: bool = False,
     excludes: bool = False,
     num_records: int | None = None,
     **config: Any,
@@ -113,12 +122,10 @@ def write_run(
         lr: planned peak.
         seed: of weights and data.
         is_finished: whether there is a result.
-        has_finder: a scout and the anchored controller were at work.
         excludes: some replicas were left out.
         num_records: the run has come only so far; None for all of it.
         **config: further settings.
     """
-    controller = "anchored" if has_finder else controller
     found, evaluations = real_records(controller, num_replicas, 300, lr, seed)
     records = [replace(record) for record in found[:num_records]]
     if num_records is not None:
@@ -136,7 +143,8 @@ def write_run(
     settings = {
         "name": name or f"feed, {controller} controller",
         "task": "feed", "lr": lr, "steps": 300, "replicas": num_replicas, "engine": "virtual",
-        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controller": controller, "scout": has_finder,
+        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controller": controller,
+        "find": controller == "guard",
         "explore": ["lr", "weight_decay"], "seed": seed, "loss_unit": "squared error",
     }  # fmt: skip
     environment = {

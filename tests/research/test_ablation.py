@@ -147,7 +147,7 @@ def test_the_decay_is_the_controllers_own():
     settings = next(row for row in ROWS if row.key == "hdet").settings(steps)
     # Without a spread there is no signal: what is left of the controller is its decay.
     config = RunConfig(
-        task="quadratic", lr=0.01, steps=steps, replicas=2, scout=False, **settings | {"spread": 0.0}
+        task="quadratic", lr=0.01, steps=steps, replicas=2, find=False, **settings | {"spread": 0.0}
     )
     trainer = VirtualTrainer(task, config, None, "cpu")
     for step in range(steps):

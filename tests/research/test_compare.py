@@ -287,8 +287,8 @@ def test_bad_arguments_are_named_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_a_method_that_cannot_run_says_which(tmp_path):
-    with pytest.raises(HdetError, match="method 'hdet_scout' cannot run: steps must be at least"):
-        compare([TINY], **settings(methods=("hdet_scout",), seeds=1), folder=tmp_path)
+    with pytest.raises(HdetError, match="method 'hdet_find' cannot run: total_steps must be"):
+        compare([TINY], **settings(methods=("hdet_find",), seeds=1), folder=tmp_path)
     assert ledger.read_ledger(tmp_path / "compare.jsonl")  # the sweep is kept
 
 

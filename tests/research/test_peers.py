@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -25,11 +24,7 @@ from research.peers.members import Members
 from research.peers.pbt import exploits
 from research.peers.range_test import ramp, suggestion
 
-STEPS = MappingProxyType({"hdet_scout": 90, "hdet_both": 90})  # a scout does not fit into fewer
-
-
-def num_replicas(name):
-    return 8 if name in STEPS else 4
+STEPS, REPLICAS = 60, 4
 
 
 class CountingQuadratic(Quadratic):
@@ -44,7 +39,7 @@ class CountingQuadratic(Quadratic):
 
 
 def train(name, task, lr, kind="adamw", seed=0):
-    return METHODS[name].train(task, lr, STEPS.get(name, 60), seed, num_replicas(name), kind)
+    return METHODS[name].train(task, lr, STEPS, seed, REPLICAS, kind)
 
 
 IN_PROCESS = [name for name in METHODS if name != "pbt_ray"]
@@ -58,7 +53,7 @@ def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_ste
     before = evaluate(task, task.build_model(0))["loss"]
     CountingQuadratic.taken = 0
     outcome = train(name, task, lr, kind)
-    budget = STEPS.get(name, 60) * num_replicas(name)
+    budget = STEPS * REPLICAS
     if name == "hdet_find":  # several trials see the same batches
         assert 0.5 * budget < CountingQuadratic.taken <= budget
     elif name != "best_of_sweep":
@@ -104,7 +99,7 @@ def test_plain_is_what_hdet_runs_without_exploration(tmp_path):
         steps=40,
         replicas=4,
         optimizer="sgd",
-        scout=False,
+        find=False,
         controller="none",
         probe=False,
         seed=3,

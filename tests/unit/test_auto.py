@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
+import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -12,66 +12,72 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.core.recipe import Recipe
+from hdet.replicas.rows import join
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
 from hdet.run.runner import evaluate, run
 from hdet.tasks import load_task
 from hdet.tasks.quadratic import Quadratic
-from research.peers import METHODS
+from hdet.tasks.task import Task
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 
-STEPS, REPLICAS = 200, 4
+STEPS, REPLICAS = 200, 8
 
 
-def auto_of(task: Any, lr: float) -> hdet.VirtualAutoLR:
+def streams_of(task: Task) -> list[Any]:
+    return [task.train_batches(seed=0, replica=r) for r in range(REPLICAS)]
+
+
+def found_for(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> hdet.FoundLR:
+    streams = streams_of(task)
+    batches = ([next(stream) for stream in streams] for _ in itertools.count())
+    return hdet.find_lr(model, optimizer, batches, task.loss, total_steps=STEPS, probe=task.probe_batch())
+
+
+def test_the_door_in_python_and_the_command_give_the_same_numbers(tmp_path):
+    task, lr = Quadratic(size=20), 0.01
     model = task.build_model(0)
     optimizer = torch.optim.AdamW(task.parameter_groups(model), lr=lr, weight_decay=0.0)
-    probe_batch = task.probe_batch()
-    return hdet.VirtualAutoLR(
-        model,
-        optimizer,
-        task.loss,
-        total_steps=STEPS,
-        num_replicas=REPLICAS,
-        probe=lambda m: task.loss(m, probe_batch),
-        steps_per_epoch=math.inf,
-        vectorize=task.can_vectorize,
-    )
-
-
-def test_the_door_in_python_the_command_and_the_comparison_give_the_same_numbers(tmp_path):
-    task, lr = Quadratic(size=20), 0.01
-    auto = auto_of(task, lr)
-    streams = [task.train_batches(seed=0, replica=r) for r in range(REPLICAS)]
+    found = found_for(task, model, optimizer)
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found)
+    streams = streams_of(task)
     for _ in range(STEPS):
-        auto.step([next(stream) for stream in streams])
-    in_python = evaluate(task, auto.model)["loss"]
+        loss = task.loss(model, join([next(stream) for stream in streams]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
 
     config = RunConfig(task="quadratic", lr=lr, steps=STEPS, replicas=REPLICAS)
     by_command = run(config, RunFolder.create(tmp_path / "run", config, {}), task=task)
-    compared = METHODS["hdet_both"].train(task, lr, STEPS, 0, REPLICAS, "adamw")
-    assert in_python == by_command.final_loss == compared.final_loss
-    (found,) = auto.found_lr.values()
-    assert found == pytest.approx(by_command.found_lr) == pytest.approx(compared.found_lr)
-    assert found != lr
+    assert by_command.final_loss == pytest.approx(evaluate(task, model)["loss"], rel=1e-5)
+    assert by_command.found_lr == pytest.approx(found.lr[0]) != lr
+    search = hdet.read_records(tmp_path / "run/records.jsonl")[0].search
+    assert search is not None
+    assert (search.asked, search.found) == (lr, pytest.approx(found.lr[0]))
 
 
 def test_the_settings_of_a_run_are_the_recipe_unless_they_say_otherwise():
     plain = RunConfig(task="quadratic", lr=0.1, steps=1000)
-    recipe = hdet.core.recipe.Recipe(total_steps=1000)
+    recipe = Recipe(total_steps=1000)
     assert (plain.warmup, plain.anneal, plain.anneal_to) == (recipe.warmup, recipe.anneal, recipe.anneal_to)
     assert (plain.average_tail, plain.sync_every) == (recipe.average_tail, recipe.steps_per_round)
-    assert (plain.scout, plain.controller, plain.spread, plain.per_group) == (True, "anchored", 0.0, True)
+    assert (plain.find, plain.controller, plain.spread) == (True, "guard", 0.0)
     compared = RunConfig(task="quadratic", lr=0.1, steps=1000, controller="log")
     assert (compared.spread, compared.average_tail, compared.anneal_to) == (1 / 9, 0.0, 0.0)
-    assert not RunConfig(task="quadratic", lr=0.1, steps=50).scout
+    assert not RunConfig(task="quadratic", lr=0.1, steps=49).find
+
+
+def loss_of(model: nn.Module, data: Any) -> torch.Tensor:
+    x, y = data
+    return (model(x) - y).square().mean()
 
 
 def train(auto: Any, model: nn.Module, optimizer: Any, rank: int, steps: int) -> None:
     for step in range(auto.num_steps, auto.num_steps + steps):
-        x, y = batch(rank, step)
-        loss = (model(x) - y).square().mean()
+        loss = loss_of(model, batch(rank, step))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -82,84 +88,74 @@ def _on_ranks(rank: int) -> tuple[Any, ...]:
     net = Net()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
-    auto = hdet.AutoLR(optimizer, total_steps=400, model=model)
-    was_scouting = auto.is_scouting
+    batches = [batch(rank, step) for step in range(100)]
+    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=400)
+    auto = hdet.AutoLR(optimizer, total_steps=400, model=model, found=found)
     train(auto, model, optimizer, rank, 400)
-    return (
-        was_scouting,
-        auto.is_scouting,
-        auto.found_lr,
-        auto.summary(),
-        [p.detach() for p in net.parameters()],
-    )
+    return auto.found_lr, auto.summary(), [p.detach() for p in net.parameters()]
 
 
-def test_two_lines_on_ranks():
-    (was, now, found, summary, mine), (_, _, _, _, theirs) = run_replicas(_on_ranks, 2)
-    assert (was, now) == (True, False)
+def test_it_finds_and_trains_on_ranks():
+    (found, summary, mine), (_, _, theirs) = run_replicas(_on_ranks, 2)
     assert 10 < found["lr"] / 1e-4 < 1e4
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert "step 400 of 400, 2 replicas" in summary
-    assert "the scout took" in summary and "lr: asked for 0.0001, now" in summary
+    assert "asked for was 0.0001; likely between" in summary
 
 
-def test_it_tells_what_it_is_doing(caplog):
+def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():
+    def build(found: hdet.FoundLR | None) -> tuple[Net, Any, hdet.AutoLR]:
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+        return net, optimizer, hdet.AutoLR(optimizer, total_steps=400, model=net, found=found)
+
     net = Net()
-    optimizer = torch.optim.Adam([{"params": [net.w1, net.b1]}, {"params": [net.w2, net.b2]}], lr=1e-3)
-    auto = hdet.AutoLR(optimizer, total_steps=1000, model=net)
-    assert auto.found_lr == {"lr.0": 1e-3, "lr.1": 1e-3}
-    assert "still trying learning rates" in auto.summary()
-    with caplog.at_level(logging.INFO, logger="hdet"):
-        train(auto, net, optimizer, 0, 500)
-    told = [r.getMessage() for r in caplog.records if "the scout has decided" in r.getMessage()]
-    assert len(told) == 1 and "asked for was 0.001" in told[0]
-    assert not auto.is_scouting
-    assert set(auto.found_lr) == {"lr.0", "lr.1"}
-    saved = auto.state_dict()
-    again = hdet.AutoLR(torch.optim.Adam(optimizer.param_groups, lr=1e-3), total_steps=1000, model=net)
-    again.load_state_dict(saved)
-    assert again.summary() == auto.summary()
+    searched = torch.optim.Adam(net.parameters(), lr=1e-4)
+    batches = [batch(0, step) for step in range(100)]
+    found = hdet.find_lr(net, searched, batches, loss_of, total_steps=400)
+    net, optimizer, auto = build(found)
+    train(auto, net, optimizer, 0, 100)
+    saved = copy.deepcopy((auto.state_dict(), net.state_dict(), optimizer.state_dict()))
+    other_net, other, again = build(None)
+    other_net.load_state_dict(saved[1])
+    other.load_state_dict(saved[2])
+    again.load_state_dict(saved[0])
+    assert again.found_lr == auto.found_lr == {"lr": pytest.approx(found.lr[0])}
+    train(auto, net, optimizer, 0, 300)
+    train(again, other_net, other, 0, 300)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other_net.parameters(), strict=True))
 
 
-def test_a_run_that_is_too_short_for_the_scout_says_so(caplog):
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    auto = hdet.AutoLR(optimizer, total_steps=100, model=net)
-    assert not auto.is_scouting
-    assert "the scout is left out: it needs 480 steps with 1 replicas, and the run has 100" in caplog.text
+def test_what_was_found_is_recorded():
+    net, records = Net(), hdet.Records()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, [batch(0, 0)], loss_of, total_steps=100)
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=net, found=found, records=records)
+    train(auto, net, optimizer, 0, 100)
+    first, *rest = records
+    assert first.search is not None
+    assert (first.search.found, first.search.num_steps) == (found.lr[0], found.num_steps)
+    assert all(record.search is None for record in rest)
 
 
 def test_bad_arguments():
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(Net().parameters(), lr=1e-3)
     with pytest.raises(ValueError, match="total_steps must be an integer of at least 1, got 0"):
         hdet.AutoLR(optimizer, total_steps=0)
-    with pytest.raises(TypeError, match=r"steps_per_epoch must be an integer .* math.inf says"):
-        hdet.AutoLR(optimizer, total_steps=1000, steps_per_epoch=2.5)
 
 
-def test_every_built_in_task_takes_the_recipe():
+def test_every_built_in_task_takes_the_search():
     for name in ("charlm", "feed", "digits"):
         task = load_task(name)
-        auto = auto_of(task, task.learning_rate)
-        losses = auto.step([next(task.train_batches(seed=0, replica=r)) for r in range(REPLICAS)])
-        assert torch.isfinite(losses).all(), name
+        model = task.build_model(0)
+        optimizer = torch.optim.AdamW(task.parameter_groups(model), lr=task.learning_rate)
+        assert found_for(task, model, optimizer).lr[0] > 0, name
 
 
-def test_the_peak_of_a_one_cycle_that_was_there_before_is_where_the_search_starts():
+def test_the_peak_of_a_one_cycle_that_was_there_before_is_the_peak():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=1000)
     auto = hdet.AutoLR(optimizer, total_steps=100, model=net)
     assert auto.found_lr == {"lr": 0.02}
     assert auto.base["lr"] == pytest.approx(0.02 / 25)
-
-
-def test_a_save_between_syncs_is_warned_of_on_one_device():
-    task = Quadratic(size=4)
-    auto = auto_of(task, 0.01)
-    streams = [task.train_batches(seed=0, replica=r) for r in range(REPLICAS)]
-    while auto.is_scouting or auto.engine.num_steps % 25 == 0:
-        auto.step([next(stream) for stream in streams])
-    with pytest.warns(hdet.NotConvergedWarning, match="not in the model yet"):
-        auto.state_dict()

@@ -144,11 +144,11 @@ def test_data_that_ends_starts_over():
     assert found.lr[0] > 1e-3
 
 
-def _on_rank(rank, wrapped, clip_norm):
+def _on_rank(rank, wrapped, clip_norm, has_probe=True):
     net = Net()
     model = DistributedDataParallel(net) if wrapped else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    probe = batch(99, 0)
+    probe = batch(99, 0) if has_probe else None
     return hdet.find_lr(
         model, optimizer, batches_of(rank), loss_of, total_steps=400, probe=probe, clip_norm=clip_norm
     )
@@ -176,12 +176,63 @@ def test_ranks_find_what_virtual_replicas_find(count):
         assert score == pytest.approx(same_score, rel=1e-6)
 
 
+def test_ranks_agree_without_a_probe_where_each_scores_on_its_own_batches():
+    mine, theirs = run_replicas(_on_rank, 2, True, None, False)
+    assert mine == theirs
+    assert len(mine.trials) == 8
+    assert mine.lr[0] > 1e-3
+
+
+def test_a_batch_is_split_into_parts_with_a_trial_on_each():
+    seen = []
+
+    def counted(model, data):
+        seen.append(len(data[0]))
+        return loss_of(model, data)
+
+    net = Net()
+    data = [tuple(torch.cat([t] * 4) for t in batch(0, step)) for step in range(9)]
+    size = len(data[0][0])
+    last = tuple(t[:3] for t in data[0])  # as of an epoch that does not divide
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, [*data, last], counted, total_steps=400)
+    assert len(found.trials) == 8
+    assert set(seen) == {size, size // 8, 3}
+    assert found.num_steps < 0.2 * 400
+
+
+def test_a_batch_that_cannot_be_split_gets_fewer_trials_in_turns():
+    net = Net()
+    data = [tuple(t[:1] for t in batch(0, step)) for step in range(50)]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, data, loss_of, total_steps=1000)
+    assert len(found.trials) == 4
+    assert found.num_steps < 0.12 * 1000
+
+
+def test_a_batch_with_nan_does_not_count_against_the_learning_rate_that_met_it():
+    def data(spoilt):
+        for step in range(200):
+            x, y = batch(0, step)
+            yield (x * math.nan if step in spoilt else x), y
+
+    def found(spoilt):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        return hdet.find_lr(net, optimizer, data(spoilt), loss_of, total_steps=400)
+
+    clean, spoilt = found(()), found((1, 9, 40, 41, 45))  # in the probe, the ramp and the trials
+    assert 0.5 < spoilt.lr[0] / clean.lr[0] < 2
+    assert all(score is not None for _, score in spoilt.trials)
+    assert "batches whose loss is not finite were left out" in spoilt.reason
+    assert "left out" not in clean.reason
+
+
 def test_auto_lr_begins_with_what_was_found():
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     found = hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=300)
     auto = hdet.AutoLR(optimizer, total_steps=300, model=net, found=found)
-    assert not auto.is_scouting
     assert auto.found_lr == {"lr": pytest.approx(found.lr[0])}
     before = loss_of(net, batch(1, 0)).item()
     for step in range(300):

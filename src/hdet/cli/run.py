@@ -46,10 +46,13 @@ def run(
         float | None,
         typer.Option(
             help="Share of the steps, the last ones, whose weights are averaged into the final ones "
-            "(default: 0.075 with the anchored controller, else 0)."
+            "(default: 0.075 with the guard, else 0)."
         ),
     ] = None,
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which the LR rises.")] = 0.1,
+    warmup: Annotated[
+        float | None,
+        typer.Option(help="Share of the steps in which the LR rises (default: 0.4 with the guard, or 0.1)."),
+    ] = None,
     spread: Annotated[
         float | None,
         typer.Option(
@@ -58,12 +61,8 @@ def run(
         ),
     ] = None,
     per_group: Annotated[
-        bool | None,
-        typer.Option(
-            help="A factor and a correction for each parameter group (default: with the anchored controller, "
-            "if nothing but the LR is explored)."
-        ),
-    ] = None,
+        bool, typer.Option(help="A factor and a correction for each parameter group.")
+    ] = False,
     explore: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,22 +72,23 @@ def run(
     gradients: Annotated[
         str, typer.Option(help="shared, the mean over replicas, or local, each its own.")
     ] = "shared",
-    sync_every: Annotated[int, typer.Option(help="Steps per round, T.")] = 25,
-    scout: Annotated[
+    sync_every: Annotated[
+        int | None,
+        typer.Option(help="Steps per round, T (default: 25; with the guard by length)."),
+    ] = None,
+    find: Annotated[
         bool | None,
         typer.Option(
-            help="Find the LR by short trials in the first steps, then start over (default: if the run is "
-            "long enough)."
+            help="Find the LR by short trials before the run (default: if the run has 50 steps or more)."
         ),
     ] = None,
-    scout_fraction: Annotated[float, typer.Option(help="Share of the steps that the scout takes.")] = 0.03,
     controller: Annotated[
         str,
         typer.Option(
-            help="anchored: moves the LR by the gradients' own signal; log: by comparing replicas; paper: "
-            "eq. 7; none: follow the plan."
+            help="guard: go back and lower the LR if the run collapses; log: move it by comparing replicas; "
+            "paper: the same by eq. 7; none: follow the plan."
         ),
-    ] = "anchored",
+    ] = "guard",
     controller_start: Annotated[int, typer.Option(help="Step from which the controller acts.")] = 0,
     temperature: Annotated[
         float | None,
@@ -114,10 +114,9 @@ def run(
 ) -> None:
     """Train once and write a report.
 
-    First the scout: every replica tries another learning rate for a few steps, and training starts over with
-    what they found. Then the controller moves the plan, and the weights of the last steps are averaged. With
-    --spread above 0, replicas train with different learning rates, and average their parameters every T
-    steps. Ctrl-C saves; `hdet resume` goes on.
+    First short trials find the learning rate. Then the run: a warm-up, an anneal, and the mean of the weights
+    of the last steps. With --spread above 0, replicas train with different learning rates, and average their
+    parameters every T steps. Ctrl-C saves; `hdet resume` goes on.
     """
     from hdet.cli.launch import is_rank
     from hdet.cli.training import screen_of_rank, train_and_report
@@ -146,17 +145,16 @@ def run(
             anneal=anneal,  # pyright: ignore[reportArgumentType]
             anneal_to=anneal_to,  # pyright: ignore[reportArgumentType]  # None: RunConfig chooses
             average_tail=average_tail,  # pyright: ignore[reportArgumentType]
-            warmup=warmup,
+            warmup=warmup,  # pyright: ignore[reportArgumentType]
             spread=spread,  # pyright: ignore[reportArgumentType]
-            per_group=per_group,  # pyright: ignore[reportArgumentType]
+            per_group=per_group,
             explore={
                 name: require_number(f"--explore {name}", spread, at_least=0)
                 for name, spread in parse_options(explore or [], "--explore").items()
             },
             gradients=gradients,  # pyright: ignore[reportArgumentType]
-            sync_every=sync_every,
-            scout=scout,  # pyright: ignore[reportArgumentType]
-            scout_fraction=scout_fraction,
+            sync_every=sync_every,  # pyright: ignore[reportArgumentType]
+            find=find,  # pyright: ignore[reportArgumentType]
             controller=controller,  # pyright: ignore[reportArgumentType]
             controller_start=controller_start,
             temperature=temperature,

@@ -67,7 +67,7 @@ def sweep(
             anneal=anneal,  # pyright: ignore[reportArgumentType]
             warmup=warmup,
             controller="none",
-            scout=False,
+            find=False,
             probe=False,
             seed=seed,
         )

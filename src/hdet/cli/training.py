@@ -18,6 +18,7 @@ from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
 from hdet.cli.options import Tracker
 from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.report import write_report
+from hdet.core.lr_search import LEAST_STEPS
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
 from hdet.run.runner import Result, resume_hint
@@ -70,11 +71,14 @@ def train_and_report(
         is_main = not is_rank() or os.environ["RANK"] == "0"
         task = task or load_task(config.task, config.task_options)
         if is_main and not resume:
-            finders = (["scout"] if config.scout else []) + [f"controller {config.controller}"]
             screen.say(
                 f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
-                + ", ".join(finders)
+                f"controller {config.controller}"
             )
+            if config.find:
+                screen.say("finding the learning rate ...")
+            elif config.steps < LEAST_STEPS:
+                screen.say(f"no search for the learning rate: it needs {LEAST_STEPS} steps at least")
         sinks = Tee(*(_sinks(trackers, folder, config) if is_main else []))
         with (
             contextlib.closing(sinks),
@@ -86,6 +90,7 @@ def train_and_report(
                 folder,
                 resume=resume,
                 sinks=[sinks],
+                on_found=lambda found: screen.say(str(found)),
                 on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
                 should_stop=should_stop,
                 task=task,

@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hdet.core.scout import soft_minimum
+from hdet.core.shape import one_cycle
 
 __all__ = [
+    "LEAST_STEPS",
     "Answer",
     "Lengths",
     "Ramp",
@@ -26,10 +27,14 @@ __all__ = [
     "ramp_factor",
     "should_lengthen",
     "should_move",
+    "soft_minimum",
     "trial_factors",
+    "trial_shape",
     "weigh",
 ]
 
+LEAST_STEPS = 50
+"""A shorter run cannot afford a search."""
 _DECADES_BELOW, _DECADES = 2, 4
 """The ramp begins a factor of 100 below the user's learning rate, and reaches 100 above it in its length."""
 _LONGEST = 1.5
@@ -43,19 +48,23 @@ _TURNED, _WORSE = 0.5, 0.3
 _SPAN = 30.0
 """Trials reach from the ramp's best learning rate down to this factor below: what a ramp survives for a few
 steps is two to twelve times too high for a run (nine problems, five starts each)."""
-_MANY = 6
-"""From so many replicas on, each makes a trial of its own at the same time. Fewer make them together."""
-_FEW_TRIALS = 4
-_RAMP_STEPS, _OWN_STEPS, _JOINT_STEPS = 40, 40, 15
-"""Lengths in a run of 1000 steps. They grow with the root of its length: 10 % of 1000, 4.5 % of 5000."""
+_NUM_TRIALS, _FEWEST_TRIALS = 8, 4
+"""Trials that are made at the same time, each on its own part of the batch. From six replicas on, each has
+one; fewer split their batches. Where a batch is too small for that, there are fewer, in turns."""
+_MANY_REPLICAS = 6
+_RAMP_STEPS, _TRIAL_STEPS = 40, 40
+"""Lengths in a run of 1000 steps. They grow with the root of its length: 8 % of 1000, 3.6 % of 5000."""
 _MOST = 0.2
 """Where nothing has been learnt, trials are repeated at twice the length up to this share of the run."""
 _PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
 """The user's number is taken to be right within a factor of two, or else within thirty, as one standard
 deviation each, with even odds."""
-_ERROR_MANY, _ERROR_FEW = 0.6, 0.9
-"""Standard deviation of what the trials say in a run of 1000 steps, as a logarithm (dev problems of the zoo).
-Shorter trials know less: it goes with the root of their length."""
+_ERROR = 0.6
+"""What the trials say is weighed as if this were its standard deviation, as a logarithm. Shorter trials know
+less: it goes with the root of their length."""
+_BELOW, _ABOVE = 2.2, 10.0
+"""In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
+below and above the answer: trials favour learning rates that pay soon, which are low."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,8 @@ class Lengths:
 
     ramp: int
     trial: int
-    num_trials: int
-    are_joint: bool
-    """Whether all replicas make each trial together, one trial after the other."""
+    num_turns: int
+    """How many trials are made one after the other in every place."""
 
     @property
     def most_ramp_steps(self) -> int:
@@ -74,22 +82,35 @@ class Lengths:
         return round(_LONGEST * self.ramp)
 
 
-def lengths(total_steps: int, num_replicas: int) -> Lengths:
+def num_parts(num_replicas: int, batch_size: int) -> int:
+    """Into how many parts a replica splits its batch, with a trial on each.
+
+    >>> num_parts(8, 32), num_parts(2, 32), num_parts(1, 32), num_parts(1, 3)
+    (1, 4, 8, 3)
+    """
+    if num_replicas >= _MANY_REPLICAS:
+        return 1
+    return max(1, min(batch_size, -(-_NUM_TRIALS // num_replicas)))
+
+
+def lengths(total_steps: int, num_places: int) -> Lengths:
     """How long the search is.
 
-    >>> lengths(1000, 1)
-    Lengths(ramp=40, trial=15, num_trials=4, are_joint=True)
-    >>> lengths(4000, 8)
-    Lengths(ramp=80, trial=80, num_trials=8, are_joint=False)
+    Args:
+        total_steps: length of the run.
+        num_places: how many trials can be made at the same time.
+
+    >>> lengths(1000, 8)
+    Lengths(ramp=40, trial=40, num_turns=1)
+    >>> lengths(4000, 2)
+    Lengths(ramp=80, trial=40, num_turns=2)
     """
     scale = math.sqrt(total_steps / 1000)
-    are_joint = num_replicas < _MANY
-    steps = _JOINT_STEPS if are_joint else _OWN_STEPS
+    num_turns = max(1, -(-_FEWEST_TRIALS // num_places))
     return Lengths(
         ramp=max(12, round(_RAMP_STEPS * scale)),
-        trial=max(5, round(steps * scale)),
-        num_trials=_FEW_TRIALS if are_joint else num_replicas,
-        are_joint=are_joint,
+        trial=max(5, round(_TRIAL_STEPS * scale / num_turns)),
+        num_turns=num_turns,
     )
 
 
@@ -126,7 +147,7 @@ class Ramp:
 def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
     """Take the loss before a step, always on the same data: batches would add their noise.
 
-    >>> ramp, sizes = Ramp(), lengths(1000, 1)
+    >>> ramp, sizes = Ramp(), lengths(1000, 8)
     >>> for loss in [4.0] * 10 + [3.0] * 10 + [2.0] * 10 + [50.0]:
     ...     ramp = next_ramp(ramp, loss, sizes)
     >>> ramp.is_over, ramp.low_step
@@ -161,6 +182,11 @@ def trial_factors(lead: float, count: int) -> list[float]:
     [0.1, 0.311, 0.965, 3.0]
     """
     return [lead * _SPAN ** (i / (count - 1) - 1) for i in range(count)]
+
+
+def trial_shape(step: int, num_steps: int) -> float:
+    """The miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
+    return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
 
 
 @dataclass(frozen=True)
@@ -202,23 +228,21 @@ def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
     return bool(scores) and first_score - min(scores) > _LEARNT * abs(first_score)
 
 
-def answer(trials: Sequence[Trial], first_score: float, *, num_steps: int, are_joint: bool) -> Answer:
+def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1.0) -> Answer:
     """Weigh what the trials say against the user's number.
 
     Args:
         trials: of the last length.
         first_score: the score of the untrained weights.
-        num_steps: length of a trial.
-        are_joint: whether there were few, on the whole batch.
+        lengthened: how many times longer than usual the trials were.
 
     >>> trials = [Trial(1.0, 2.0), Trial(3.0, 1.5), Trial(9.0, 1.0), Trial(27.0, None)]
-    >>> found = answer(trials, 3.0, num_steps=15, are_joint=True)
+    >>> found = answer(trials, 3.0)
     >>> 3 < found.factor < found.evidence < 9 < found.high
     True
     """
     points = [(trial.factor, trial.score) for trial in trials if trial.score is not None]
-    usual, error = (_JOINT_STEPS, _ERROR_FEW) if are_joint else (_OWN_STEPS, _ERROR_MANY)
-    error *= math.sqrt(usual / num_steps)
+    error = _ERROR / math.sqrt(lengthened)
     if len(points) < 2:
         return _kept("fewer than two trials had a finite loss")
     values = [score for _, score in points]
@@ -233,25 +257,18 @@ def answer(trials: Sequence[Trial], first_score: float, *, num_steps: int, are_j
             2 * error,
             "trials that learnt little, weighed against the learning rate that was given",
         )
-    center, spread = weigh(math.log(evidence), error)
-    band = 1.28 * spread
-    return Answer(
-        factor=math.exp(center),
-        low=math.exp(center - band),
-        high=math.exp(center + band),
-        evidence=evidence,
-        reason=reason,
-    )
+    factor = math.exp(weigh(math.log(evidence), error))
+    return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
 
 
 def _kept(why: str) -> Answer:
-    band = math.exp(1.28 * _PRIOR_FAR)
     reason = f"the learning rate that was given: {why}"
+    band = math.exp(1.28 * _PRIOR_FAR)
     return Answer(factor=1.0, low=1 / band, high=band, evidence=None, reason=reason)
 
 
-def weigh(evidence: float, error: float) -> tuple[float, float]:
-    r"""Mean and standard deviation of the posterior, in log factors on the user's learning rate.
+def weigh(evidence: float, error: float) -> float:
+    r"""Mean of the posterior, in log factors on the user's learning rate.
 
     The prior is an even mixture of two normal distributions around zero, and the evidence is normal:
 
@@ -261,17 +278,35 @@ def weigh(evidence: float, error: float) -> tuple[float, float]:
         evidence: e, what the trials say.
         error: s, its standard deviation.
 
-    >>> near, far = weigh(0.5, 0.6)[0], weigh(4.0, 0.6)[0]
+    >>> near, far = weigh(0.5, 0.6), weigh(4.0, 0.6)
     >>> 0.2 < near < 0.35, 3.8 < far < 4.0
     (True, True)
     """
-    weights, means, variances = [], [], []
+    weights, means = [], []
     for tau in (_PRIOR_NEAR, _PRIOR_FAR):
         total = tau**2 + error**2
         weights.append(math.exp(-(evidence**2) / (2 * total)) / math.sqrt(total))
         means.append(evidence * tau**2 / total)
-        variances.append(error**2 * tau**2 / total)
-    norm = sum(weights)
-    mean = sum(w * m for w, m in zip(weights, means, strict=True)) / norm
-    second = sum(w * (v + m * m) for w, v, m in zip(weights, variances, means, strict=True)) / norm
-    return mean, math.sqrt(second - mean * mean)
+    return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+
+
+def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
+
+    The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance from the lowest
+    score to that below which a third of them lie: noise moves it little, and a flat valley gives its middle.
+
+    >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
+    >>> round(center, 6), spread > 1
+    (1.0, True)
+    """
+    scores = sorted(s for _, s in points)
+    scale = scores[max(min(1, len(scores) - 1), len(scores) // 3)] - scores[0] or 1.0
+    weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
+    total = math.fsum(weights)
+    logs = [math.log(f) for f, _ in points]
+    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / total
+    variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total
+    # The weighted mean of independent points; an effective number of them carries the weight.
+    effective = total**2 / math.fsum(w * w for w in weights)
+    return math.exp(mean), math.exp(math.sqrt(variance / effective))

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.core.anchored import AnchoredController
 from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
-from hdet.core.scout import Scout, least_steps, steps_per_fan
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.telemetry import RecordSink
 
-__all__ = ["check_arguments", "check_replicas", "check_scout"]
+__all__ = ["check_arguments", "check_replicas"]
 
 
 def check_arguments(
@@ -75,9 +72,9 @@ def check_arguments(
                 f"{type(h).__name__}"
             )
     require_count("sync_every", sync_every)
-    if controller is not None and not isinstance(controller, Controller | AnchoredController | Guard):
+    if controller is not None and not isinstance(controller, Controller | Guard):
         raise TypeError(
-            "controller must be an hdet.Controller, AnchoredController or Guard, or None, got "
+            "controller must be an hdet.Controller, an hdet.Guard or None, got "
             f"{controller!r} of type {type(controller).__name__}"
         )
     if total_steps is not None:
@@ -105,9 +102,6 @@ def check_replicas(
     model: nn.Module | None,
     replicas: Replicas,
     values: ExploredValues,
-    *,
-    reads_gradients: bool,
-    scouts: bool,
 ) -> None:
     """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -133,48 +127,8 @@ def check_replicas(
             "their closures a different number of times and wait for each other forever. Set every spread to "
             "0, or use another optimizer"
         )
-    if isinstance(optimizer, SparseAdam) and reads_gradients:
-        raise TypeError(
-            "optimizer must use dense gradients with an AnchoredController, got SparseAdam: the controller "
-            "multiplies them with the weights. Use sparse=False and Adam, or leave the controller out"
-        )
-    if scouts and isinstance(model, DistributedDataParallel) and model.static_graph:
-        raise ValueError(
-            "model must be wrapped without static_graph for the scout, got static_graph=True: gradients stay "
-            "local while it runs, which a static graph cannot do. Leave out static_graph, or the scout"
-        )
 
 
 def _is_a(thing: object, class_name: str) -> bool:
     # By name: importing these classes takes as long as importing half of torch.
     return any(kind.__name__ == class_name for kind in type(thing).__mro__)
-
-
-def check_scout(
-    scout: object,
-    values: ExploredValues,
-    *,
-    model: nn.Module | None,
-    replicas: Replicas,
-    total_steps: int | None,
-) -> None:
-    """Raise if the scout could not do its work here."""
-    if not isinstance(scout, Scout):
-        raise TypeError(f"scout must be an hdet.Scout or None, got {scout!r} of type {type(scout).__name__}")
-    if not values.learning_rates:
-        raise ValueError(
-            "explore must hold an hdet.LearningRate for the scout to find, got none: add "
-            "hdet.LearningRate(spread=0)"
-        )
-    if not replicas.can_keep_gradients_local:
-        raise ValueError(
-            "model must be the DistributedDataParallel module for the scout, which keeps gradients local "
-            f"while it runs, got {type(model).__name__}: pass model=ddp_model"
-        )
-    steps_per_fan(scout, replicas.count, total_steps)  # raises if the length is not known
-    least = least_steps(scout, replicas.count, total_steps)
-    if total_steps is not None and total_steps < least:
-        raise ValueError(
-            f"total_steps must be at least {least} for this scout with {replicas.count} replicas, got "
-            f"{total_steps}: train longer, use more replicas, or leave the scout out"
-        )

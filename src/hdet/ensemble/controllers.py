@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import warnings
 
-from torch.optim import Optimizer
-
-from hdet.core.anchored import AnchoredController
 from hdet.core.controller import Controller
 from hdet.core.decay import num_controlled_rounds
 from hdet.core.guard import Guard
-from hdet.ensemble.anchored import AnchoredSteering
 from hdet.ensemble.comparing import ComparingSteering
 from hdet.ensemble.guarding import GuardSteering
-from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning
@@ -24,11 +19,9 @@ __all__ = ["build_steering"]
 
 
 def build_steering(
-    controller: Controller | AnchoredController | Guard | None,
+    controller: Controller | Guard | None,
     values: ExploredValues,
     replicas: Replicas,
-    optimizer: Optimizer,
-    losses: LossTable,
     *,
     sync_every: int,
     total_steps: int | None,
@@ -38,11 +31,8 @@ def build_steering(
     if controller is None:
         return Steering()  # the schedule alone decides
     if isinstance(controller, Guard):
-        length = _check_guard(values, replicas, total_steps)
-        return GuardSteering(controller, values, replicas, total_steps=length)
-    if isinstance(controller, AnchoredController):
-        length = _check_anchored(controller, values, total_steps)
-        return AnchoredSteering(controller, values, replicas, optimizer, losses, total_steps=length)
+        length = _check_guard(values, total_steps)
+        return GuardSteering(controller, values, replicas, total_steps=length, warn=warn)
     num_rounds = _check_comparing(
         controller, values, sync_every=sync_every, total_steps=total_steps, has_probe=replicas.has_probe
     )
@@ -51,7 +41,7 @@ def build_steering(
     )
 
 
-def _check_guard(values: ExploredValues, replicas: Replicas, total_steps: int | None) -> int:
+def _check_guard(values: ExploredValues, total_steps: int | None) -> int:
     """Raise if the guard could not do its work here; return the length of the run."""
     if total_steps is None:
         raise ValueError("total_steps must be given for a Guard, got None: it needs the length of the run")
@@ -59,27 +49,6 @@ def _check_guard(values: ExploredValues, replicas: Replicas, total_steps: int | 
         raise ValueError(
             "explore must hold an hdet.LearningRate for a Guard to lower, got none: add "
             "hdet.LearningRate(spread=0)"
-        )
-    if replicas.needs_syncs:
-        raise ValueError("controller must not be a Guard with virtual replicas, got one: leave it out")
-    return total_steps
-
-
-def _check_anchored(controller: AnchoredController, values: ExploredValues, total_steps: int | None) -> int:
-    """Raise if the anchored controller could not do its work here; return the length of the run."""
-    if total_steps is None:
-        raise ValueError(
-            "total_steps must be given for an AnchoredController, got None: it needs the length of the run"
-        )
-    if not values.learning_rates:
-        raise ValueError(
-            "explore must hold an hdet.LearningRate for an AnchoredController to move, got none: add "
-            "hdet.LearningRate(spread=0)"
-        )
-    if controller.copy_on_cpu and values.explores:
-        raise ValueError(
-            "copy_on_cpu must be False where replicas differ, got True: their copies are averaged on the "
-            "device; set every spread to 0, or leave it out"
         )
     return total_steps
 

@@ -1,8 +1,7 @@
-"""Ensemble: what users call. It counts steps and joins replicas, values, schedule, scout and controller."""
+"""Ensemble: what users call. It counts steps and joins replicas, values, schedule and controller."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,25 +9,19 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 
-from hdet.core.anchored import AnchoredController
-from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
-from hdet.core.scout import Scout
 from hdet.core.tail import tail_steps
-from hdet.ensemble.arguments import check_arguments, check_replicas, check_scout
+from hdet.ensemble.arguments import check_arguments, check_replicas
 from hdet.ensemble.controllers import build_steering
 from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.recording import RecordWriter
 from hdet.ensemble.round import Rounds
-from hdet.ensemble.schedule import PacedSchedule, Schedule
-from hdet.ensemble.scouting import ScoutPhase
+from hdet.ensemble.schedule import FollowedSchedule, Schedule
 from hdet.ensemble.state import VERSION, check_state
 from hdet.ensemble.step_counter import StepCounter
-from hdet.ensemble.stopwatch import Stopwatch
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.ensemble.tail import Tail
 from hdet.ensemble.warn_once import WarnOnce
@@ -36,7 +29,7 @@ from hdet.errors import HdetWarning, NotConvergedWarning, NotFiniteError
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.tensors import has_coupled_decay
-from hdet.telemetry import RecordSink, RoundRecord, ScoutDecision
+from hdet.telemetry import RecordSink
 
 __all__ = ["Ensemble"]
 
@@ -56,9 +49,8 @@ class Ensemble:
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
-        controller: moves the base: at syncs, by comparing replicas (:class:`hdet.Controller`), by the
-            gradients' own signal (:class:`hdet.AnchoredController`), or only where a run collapses
-            (:class:`hdet.Guard`); None leaves it to the schedule.
+        controller: moves the base at syncs, by comparing replicas (:class:`hdet.Controller`), or only where a
+            run collapses (:class:`hdet.Guard`); None leaves it to the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -73,11 +65,7 @@ class Ensemble:
             decay is added to the gradient as in SGD and Adam; not in AdamW).
         probe: returns the loss on one batch that is the same for every replica. It scores the replicas
             instead of their training losses. It is called at each sync before converging, with gradients off
-            and ``model`` in evaluation mode. Where nothing is explored it is called for the scout and for
-            the anchored controller only.
-        scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
-            the wrapped model as ``model``: gradients stay local while it runs. The schedule is stepped a
-            little faster afterwards, so that it ends with the last step all the same.
+            and ``model`` in evaluation mode. Where nothing is explored it is not called.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
             of them. After the last step the mean takes their place. It does the last part of an anneal, and
             does it better: let the schedule end at about 0.15 of its peak with a tail of 0.075.
@@ -100,7 +88,7 @@ class Ensemble:
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
-        controller: Controller | AnchoredController | Guard | None = None,
+        controller: Controller | Guard | None = None,
         total_steps: int | None = None,
         replicas: dist.ProcessGroup | ReplicaGroup | Replicas | None = None,
         seed: int = 0,
@@ -109,7 +97,6 @@ class Ensemble:
         assignment: Literal["random", "latin", "factorial"] = "random",
         moments: Literal["auto", "average", "keep"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
-        scout: Scout | None = None,
         average_tail: float = 0.0,
     ) -> None:
         if total_steps is None:
@@ -147,23 +134,12 @@ class Ensemble:
             controller,
             values,
             replicas,
-            optimizer,
-            losses,
             sync_every=sync_every,
             total_steps=total_steps,
             warn=self._warn,
         )
         """What moves the shared values."""
-        check_replicas(
-            optimizer,
-            model,
-            replicas,
-            values,
-            reads_gradients=self.steering.reads_gradients,
-            scouts=scout is not None,
-        )
-        if scout is not None:
-            check_scout(scout, values, model=model, replicas=replicas, total_steps=total_steps)
+        check_replicas(optimizer, model, replicas, values)
         self._tail = Tail(
             replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
         )
@@ -191,38 +167,28 @@ class Ensemble:
                 "assignment": assignment,
                 "moments": moments,
                 "probe": replicas.has_probe,
-                "scout": scout,
                 "average_tail": average_tail,
             }
         )
         # Records may be given to replica zero alone: every replica then takes part in its rounds.
         is_recorded = replicas.any(records is not None)
-        is_active = controller is not None or scout is not None or is_recorded or replicas.needs_syncs
+        is_active = controller is not None or is_recorded or replicas.needs_syncs
 
         # From here on things change.
-        self._losses, self._scout_settings = losses, scout
-        self._schedule = PacedSchedule(scheduler, total_steps)
-        self._decision: ScoutDecision | None = None
-        self._scout: ScoutPhase | None = None
-        self._num_scout_steps = 0
-        self._noise: tuple[float, Literal["tensor", "global"]] | None = None  # for the end of the scout
-        self._has_loss = False
+        self._losses = losses
+        self._schedule = FollowedSchedule(scheduler, total_steps)
         self._counter = StepCounter()
         differ = has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
         replicas.attach(
             values,
             averages_moments=moments == "average" or (moments == "auto" and differ),
-            gradients_ready=self._gradients_ready,
             step_made=self._counter.optimizer_stepped,
         )
         self._has_rounds = is_active or replicas.differ
         self._hooks = values.watch(optimizer)
         self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
         self._counter.has_moved = True  # nobody knows whether replicas start equal
-        if scout is not None and self.num_steps == 0:
-            self._begin_scout(scout)
-        else:
-            self.steering.begin(0, math.inf)
+        self.steering.begin(self.num_steps)
 
     # --- what users read -----------------------------------------------------------------------------
 
@@ -247,17 +213,12 @@ class Ensemble:
         return {tunable.name: tunable.position for tunable in self._values.tunables}
 
     @property
-    def is_scouting(self) -> bool:
-        """Whether the scout is still at work: everything is put back when it ends."""
-        return self._scout is not None
-
-    @property
     def found_lr(self) -> dict[str, float]:
         """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
         return found_learning_rates(self._values.learning_rates, self._peaks)
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, what the scout found, and where the run stands."""
+        """A few plain lines: what was asked for, and where the run stands."""
         return str(
             Summary(
                 num_steps=self.num_steps,
@@ -265,9 +226,6 @@ class Ensemble:
                 num_replicas=self.replicas.count,
                 asked={t.name: p[0] for t, p in zip(self._values.learning_rates, self._peaks, strict=True)},
                 found=self.found_lr,
-                is_scouting=self.is_scouting,
-                num_scout_steps=self._num_scout_steps,
-                decision=self._decision,
             )
         )
 
@@ -277,7 +235,6 @@ class Ensemble:
         """Take the loss of one micro-batch, without a step."""
         if self._has_rounds:
             self.replicas.add_loss(loss)
-            self._has_loss = True
 
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
         """Count one optimizer step; call it right after ``optimizer.step()``.
@@ -287,20 +244,12 @@ class Ensemble:
         once per process) takes the loss and changes nothing else. Until the first step of the optimizer
         is seen, every call counts, so that a schedule can be looked at without training. Pass
         ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
-        under a gradient scaler). While the scout runs, replicas skip at different times, each with its own
-        gradients: such a step then counts, so that all end a trial together.
+        under a gradient scaler).
         """
-        counts = skipped and self._scout is not None
         if loss is not None and self._has_rounds:
             self.replicas.add_loss(loss)
-            self._has_loss = True
-        if (not self._counter.takes_call() or skipped) and not counts:
+        if not self._counter.takes_call() or skipped:
             return
-        if self._needs_loss and not self._has_loss:
-            raise ValueError(
-                "loss must be given to step() or observe() while a scout without a probe or an "
-                "AnchoredController is at work, got None: call step(loss) after every optimizer step"
-            )
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._warn(
                 "past the end",
@@ -309,11 +258,6 @@ class Ensemble:
                 HdetWarning,
             )
         self.num_steps += 1
-        self._has_loss = False
-        if self._scout is not None:
-            self._step_scout(self._scout)
-            return
-        self.steering.step_made(self.num_steps - self._num_scout_steps)
         self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
         is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
@@ -323,7 +267,7 @@ class Ensemble:
             if record is not None:
                 record.num_averaged_steps = num_averaged_steps
         changed_outside = self._values.follow(
-            self._schedule.step,
+            lambda: self._schedule.step(self.num_steps),
             is_sync=is_sync,
             is_traced=self._writer.keeps_trace,
             is_closed_form=self._schedule.is_closed_form,
@@ -343,10 +287,9 @@ class Ensemble:
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own.
 
-        Collective. Multipliers and the controller are left as they are. While the scout runs there is nothing
-        to average: its trials are thrown away.
+        Collective. Multipliers and the controller are left as they are.
         """
-        if self._scout is None and self._has_rounds and self._is_apart:
+        if self._has_rounds and self._is_apart:
             record = self._rounds.converge(self.num_steps)
             self._counter.has_moved = False
             self._writer.write(record)
@@ -355,18 +298,7 @@ class Ensemble:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
 
         Converges, and puts the mean of the tail in place. Collective. After the last step it does nothing.
-        While the scout runs, it puts the initial weights back and warns: nothing was trained yet.
         """
-        if self._scout is not None:
-            self._scout.abandon()
-            self._scout = None
-            self._warn(
-                "ended in the scout",
-                f"the run ended at step {self.num_steps}, while the scout was still trying learning rates: "
-                "the model holds its initial weights. Train longer, or leave the scout out",
-                HdetWarning,
-            )
-            return
         self.converge()
         self._tail.finish(self.num_steps)
 
@@ -378,15 +310,11 @@ class Ensemble:
 
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
-        if self._scout is not None:  # trials are thrown away: the run itself begins with the noise
-            self._noise = (require_number("noise_scale", noise_scale, at_least=0), norm)
-            return
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
         self._counter.has_moved = self._has_rounds = True
 
     def close(self) -> None:
         """Put the scheduled values back in place and let go of the optimizer."""
-        self._end_scout()
         self.replicas.detach()
         for hook in self._hooks:
             hook.remove()
@@ -402,7 +330,7 @@ class Ensemble:
         checkpoint is everybody's, and training resumes bit for bit. Not collective. It raises where the
         parameters are not finite, so that a good checkpoint is not written over.
         """
-        if self._scout is None and self._has_rounds:
+        if self._has_rounds:
             differ = self.replicas.differ and self.replicas.has_others
             if self._is_apart and (differ or self.replicas.needs_syncs):
                 warnings.warn(
@@ -419,104 +347,44 @@ class Ensemble:
         return {
             "version": VERSION,
             "num_steps": self.num_steps,
-            "num_scout_steps": self._num_scout_steps,
+            "peaks": [list(peak) for peak in self._peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
             "losses": [list(row) for row in self._losses.rows],
             "tunables": {tunable.name: tunable.state() for tunable in self._values.tunables},
             "scheduler": self._schedule.state_dict(),
-            "scout": None if self._scout is None else self._scout.state_dict(),
-            "noise": None if self._noise is None else list(self._noise),
-            "decision": None if self._decision is None else vars(self._decision).copy(),
-            "steering": {} if self._scout is not None else self.steering.state_dict(),
+            "steering": self.steering.state_dict(),
             "tail": self._tail.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of replicas. Settings stay as built."""
         names = {tunable.name for tunable in self._values.tunables}
-        check_state(state_dict, names, can_scout=self._scout_settings is not None)
-        self._end_scout()  # first: it lets the learning rates follow the schedule
+        check_state(state_dict, names)
         self._schedule.load_state_dict(state_dict["scheduler"])
         for tunable in self._values.tunables:
             tunable.load(state_dict["tunables"][tunable.name])
-        self._num_scout_steps = state_dict["num_scout_steps"]
-        self._noise = None if state_dict["noise"] is None else tuple(state_dict["noise"])
-        decision = state_dict["decision"]
-        self._decision = None if decision is None else ScoutDecision(**decision)
+        self._peaks = [list(peak) for peak in state_dict["peaks"]]
         self._restart(state_dict["num_steps"], narrows=False)
-        if state_dict["scout"] is not None:
-            assert self._scout_settings is not None
-            self._begin_scout(self._scout_settings).load_state_dict(state_dict["scout"])
-        else:
-            self.steering.begin(self._num_scout_steps, math.inf)
-            self.steering.load_state_dict(state_dict["steering"])
+        self.steering.begin(self.num_steps)
+        self.steering.load_state_dict(state_dict["steering"])
         self._tail.load_state_dict(state_dict["tail"])
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
 
     def begin_at(self, num_steps: int) -> None:
-        """Go on with a run that something else has trained for ``num_steps`` steps, without a scout."""
-        self._end_scout()
+        """Go on with a run that something else has trained for ``num_steps`` steps."""
         self._restart(num_steps)
-        self.steering.begin(self._num_scout_steps, math.inf)
+        self.steering.begin(num_steps)
 
     # --- beginning -----------------------------------------------------------------------------------
 
     def _restart(self, num_steps: int, *, narrows: bool = True) -> None:
         self.num_steps = num_steps
         self._counter.has_moved = False
-        self._schedule.begin_at(num_steps, self._num_scout_steps)
         self._tail.begin()
         self._rounds.begin_at(num_steps, narrows=narrows)
-        self._needs_loss = self.steering.needs_loss
-
-    def _begin_scout(self, settings: Scout) -> ScoutPhase:
-        self._scout = ScoutPhase(
-            settings,
-            self._values,
-            self.replicas,
-            self.optimizer,
-            peaks=self._peaks,
-            total_steps=self.total_steps,
-            is_corrected=self.steering.reads_gradients,
-        )
-        self._needs_loss = self._scout.needs_loss
-        return self._scout
-
-    def _end_scout(self) -> None:
-        if self._scout is not None:
-            self._scout.end()
-        self._scout = None
-
-    # --- a step --------------------------------------------------------------------------------------
-
-    def _step_scout(self, scout: ScoutPhase) -> None:
-        stopwatch = Stopwatch()
-        with record_function("hdet::scout"):
-            seen = scout.step_made(self.num_steps)
-            if seen is None:
-                return
-            if scout.decision is not None:
-                self._end_scout()
-                self._decision, self._num_scout_steps = scout.decision, self.num_steps
-                for tunable in self._values.learning_rates:
-                    tunable.start_from(scout.decision.factor)
-                self._restart(self.num_steps)
-                if self._noise is not None:
-                    noise_scale, norm = self._noise
-                    self.warm_start(noise_scale, norm=norm)
-                    self._noise = None
-                self.steering.begin(self.num_steps, scout.room_above)
-        count = self.replicas.count
-        record = RoundRecord(round=0, step=self.num_steps, num_replicas=count, ends_round=False, scout=seen)
-        stopwatch.lap("scout", record)
-        self._writer.write(record)
 
     @property
     def _is_apart(self) -> bool:
         """Whether anything has moved since replicas were averaged last."""
         return self._counter.has_moved or self._rounds.converged_at != self.num_steps
-
-    def _gradients_ready(self) -> None:
-        if self._scout is None:
-            self.steering.gradients_ready()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 from hdet.core.controller import ControllerState
 from hdet.core.guard import Guard, GuardMemory, watch
 from hdet.ensemble.steering import Steering
+from hdet.ensemble.warn_once import WarnOnce
+from hdet.errors import HdetWarning
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.replicas.port import SavePoint
@@ -33,6 +36,7 @@ class GuardSteering(Steering):
         values: the learning rates among them fall after a collapse.
         replicas: whose weights go back.
         total_steps: length of the run.
+        warn: tells the user, once.
     """
 
     def __init__(
@@ -42,20 +46,21 @@ class GuardSteering(Steering):
         replicas: Replicas,
         *,
         total_steps: int,
+        warn: WarnOnce,
     ) -> None:
         self._settings, self._values, self._replicas = settings, values, replicas
-        self._total_steps = total_steps
+        self._total_steps, self._warn = total_steps, warn
         self._memory, self._num_brakes = GuardMemory(), 0
         self._copies: list[tuple[SavePoint, GuardMemory]] = []
         self._next_copy = 0.0
         self._initial: SavePoint | None = None
         self._learns_until = math.inf
 
-    def begin(self, num_scout_steps: int, room_above: float) -> None:
+    def begin(self, num_steps: int) -> None:
         """Copy the weights that the run begins with."""
         self._memory, self._num_brakes = GuardMemory(), 0
         self._initial = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
-        self._begin_at(num_scout_steps)
+        self._begin_at(num_steps)
 
     def _begin_at(self, step: int) -> None:
         self._copies = []
@@ -68,7 +73,15 @@ class GuardSteering(Steering):
         losses = [
             loss for r, loss in enumerate(record.losses) if loss is not None and r not in record.excluded
         ]
-        if not losses or not record.ends_round:
+        if not record.ends_round:
+            return
+        if not losses:
+            self._warn(
+                "no loss",
+                "no loss was given to step(), so the guard cannot see whether the run collapses: call "
+                "step(loss), or observe(loss) for each micro-batch",
+                HdetWarning,
+            )
             return
         self._memory = watch(
             self._memory,
@@ -114,10 +127,15 @@ class GuardSteering(Steering):
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
-        return {"memory": list(self._memory), "num_brakes": self._num_brakes}
+        return {
+            "memory": list(self._memory),
+            "num_brakes": self._num_brakes,
+            "expected_loss": self._settings.expected_loss,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint."""
         if state:
             self._memory = GuardMemory(*state["memory"])
             self._num_brakes = state["num_brakes"]
+            self._settings = replace(self._settings, expected_loss=state["expected_loss"])

@@ -110,9 +110,7 @@ class Rounds:
         stopwatch.lap("measure", record)
         record.converged = self._replicas.has_others and self._replicas.differ
         with record_function("hdet::converge"):
-            self._replicas.average(
-                record.excluded, like_weights=self._tail.averaged(), shared=self._steering.averaged()
-            )
+            self._replicas.average(record.excluded, like_weights=self._tail.averaged())
         stopwatch.lap("converge", record)
         self.converged_at = num_steps
         record.losses = self._losses.means
@@ -124,8 +122,8 @@ class Rounds:
 
     @property
     def _wants_scores(self) -> bool:
-        """Whether a sync has a use for the probe: replicas that differ, or a controller that watches it."""
-        return self._replicas.has_probe and (self._replicas.differ or self._steering.watches_probe)
+        """Whether a sync has a use for the probe: only replicas that differ are compared."""
+        return self._replicas.has_probe and self._replicas.differ
 
     def _describe_values(self, record: RoundRecord) -> None:
         record.positions = self.positions(record.round)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from hdet.errors import HdetError
+
 __all__ = ["StepCounter"]
+
+_MOST_BEFORE_THE_FIRST_CALL = 4
+"""Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
 
 
 class StepCounter:
@@ -17,15 +22,20 @@ class StepCounter:
         """Whether the optimizer was ever seen to step."""
         self.has_moved = True
         """Whether parameters may have changed since replicas were averaged. At first nobody knows."""
-        self._has_stepped = False
+        self._num_uncounted, self._is_called = 0, False
 
     def optimizer_stepped(self) -> None:
-        """After every step of the optimizer."""
-        self._has_stepped = self.has_seen_steps = self.has_moved = True
+        """After every step of the optimizer. Raises if the one before was not counted."""
+        self.has_seen_steps = self.has_moved = True
+        self._num_uncounted += 1
+        if self._num_uncounted > (1 if self._is_called else _MOST_BEFORE_THE_FIRST_CALL):
+            raise HdetError(
+                f"step() must be called after every optimizer step, but the optimizer has made "
+                f"{self._num_uncounted} since the last call: call it in the training loop, not once per "
+                'epoch. In Lightning return {"scheduler": ..., "interval": "step"}'
+            )
 
     def takes_call(self) -> bool:
         """Whether the optimizer has stepped since the last call."""
-        if self._has_stepped:
-            self._has_stepped = False
-            return True
-        return not self.has_seen_steps
+        has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
+        return has_stepped or not self.has_seen_steps

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 from hdet.explore import Tunable
-from hdet.telemetry import ScoutDecision
 
 __all__ = ["Summary", "found_learning_rates", "peaks_of"]
 
@@ -44,26 +43,18 @@ class Summary:
     num_replicas: int
     asked: Mapping[str, float]
     found: Mapping[str, float]
-    is_scouting: bool
-    num_scout_steps: int
-    decision: ScoutDecision | None
 
     def __str__(self) -> str:
         """A few lines."""
         of = "" if self.total_steps is None else f" of {self.total_steps}"
         replicas = "1 replica" if self.num_replicas == 1 else f"{self.num_replicas} replicas"
         lines = [f"step {self.num_steps}{of}, {replicas}"]
-        if self.is_scouting:
-            lines.append("the scout is still trying learning rates: everything is put back when it ends")
-        elif self.decision is not None:
-            first = next(iter(self.asked.values()))
-            d = self.decision
-            low, high = (first * d.factor * bound / d.chosen for bound in (d.low, d.high))
-            lines.append(
-                f"the scout took {self.num_scout_steps} steps and chose {first * d.factor:.3g}, likely "
-                f"between {low:.3g} and {high:.3g}" + (f" ({d.reason})" if d.reason else "")
-            )
         for name, asked in self.asked.items():
             found = self.found[name]
-            lines.append(f"{name}: asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})")
+            moved = found != asked
+            lines.append(
+                f"{name}: asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
+                if moved
+                else f"{name}: {found:.3g}"
+            )
         return "\n".join(lines)

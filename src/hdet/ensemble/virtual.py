@@ -97,17 +97,12 @@ class VirtualEnsemble:
         return losses
 
     @property
-    def is_scouting(self) -> bool:
-        """Whether the scout is still at work: everything is put back when it ends."""
-        return self.engine.is_scouting
-
-    @property
     def found_lr(self) -> dict[str, float]:
         """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
         return self.engine.found_lr
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, what the scout found, and where the run stands."""
+        """A few plain lines: what was asked for, and where the run stands."""
         return self.engine.summary()
 
     def converge(self) -> None:

@@ -52,8 +52,6 @@ class Tunable:
         self.is_scheduled = is_scheduled
         self.position, self.multiplier = 0.0, 1.0
         self.correction = 1.0
-        self.found = 1.0
-        """The part of the correction that the scout has found; a controller goes on from there."""
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
         self.decay = 0.0
@@ -125,7 +123,7 @@ class Tunable:
 
     def correct(self, state: ControllerState) -> None:
         """Let the schedule go on, multiplied by the controller's correction (log form)."""
-        correction = self.found * math.exp(state.base)
+        correction = math.exp(state.base)
         if self.bounds is not None:
             # Measured from where the base is: a schedule that has left the bounds by itself is not pulled
             # back, it is only not pushed further out.
@@ -133,18 +131,13 @@ class Tunable:
             allowed = self._allowed(factor, [self.value(f.scheduled, self.correction) for f in self.slots])
             if allowed != factor:
                 correction = self.correction * allowed
-                state = ControllerState(math.log(correction / self.found), state.velocity)
+                state = ControllerState(math.log(correction), state.velocity)
         if correction != self.correction:
             # Scheduled values that wait to be recorded were used with the old correction.
             for slot in self.slots:
                 slot.scale_trace(self.correction / correction)
         self.correction = correction
         self.control = state
-
-    def start_from(self, factor: float) -> None:
-        """Start from what the scout has found, a factor on the schedule."""
-        self.found = self.correction = factor
-        self.held = self.control = None
 
     # --- records and checkpoints ---------------------------------------------------------------------
 
@@ -169,7 +162,6 @@ class Tunable:
             "scheduled": [slot.scheduled for slot in self.slots],
             "held": None if self.held is None else list(self.held),
             "correction": self.correction,
-            "found": self.found,
             "control": None if self.control is None else list(self.control),
             "decay": self.decay,
             "share": self.share,
@@ -181,7 +173,6 @@ class Tunable:
             slot.scheduled = scheduled
         self.held = None if state["held"] is None else list(state["held"])
         self.correction = state["correction"]
-        self.found = state.get("found", 1.0)
         self.control = None if state["control"] is None else ControllerState(*state["control"])
         self.decay = state["decay"]
         self.share = state["share"]

@@ -19,7 +19,7 @@ __all__ = ["Replicas", "Report", "SavePoint", "Values"]
 
 
 class Report(NamedTuple):
-    """What is known of one replica at a sync, or at the end of a trial."""
+    """What is known of one replica at a sync."""
 
     losses: LossSum
     """Its training losses since the last exchange."""
@@ -62,29 +62,13 @@ class SavePoint(Protocol):
         """Put everything back on every replica. The save point stays good."""
         ...
 
-    def adopt(self, leader: int) -> None:
-        """Keep the weights that this replica has now, for :meth:`restore_leader`. Collective."""
-        ...
-
-    def restore_leader(self) -> None:
-        """Put everything back, but with the weights of the leader that was adopted last."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors on the CPU and numbers, for a checkpoint."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint."""
-        ...
-
 
 @runtime_checkable
 class Replicas(Protocol):
     """N replicas of a model, wherever they live.
 
-    Nothing here assumes that a replica is a process, or that a parameter is whole in this one: sums over
-    parameters (inner products, norms, finiteness) are completed by the adapter.
+    Nothing here assumes that a replica is a process, or that a parameter is whole in this one: norms and
+    finiteness of parameters are completed by the adapter.
     """
 
     count: int
@@ -97,10 +81,6 @@ class Replicas(Protocol):
     """Whether there is more than one that can be compared and averaged."""
     has_probe: bool
     """Whether they can be scored on a probe."""
-    num_joined_batches: int
-    """How many replicas' batches one gradient sees while gradients are shared."""
-    can_keep_gradients_local: bool
-    """Whether :meth:`keep_gradients_local` can be had: only then trials can differ."""
     needs_syncs: bool
     """Whether syncs are wanted even where nothing is explored or steered."""
 
@@ -124,7 +104,6 @@ class Replicas(Protocol):
         values: Values,
         *,
         averages_moments: bool,
-        gradients_ready: Callable[[], None],
         step_made: Callable[[], None],
     ) -> None:
         """Begin to work for an ensemble. Collective.
@@ -132,7 +111,6 @@ class Replicas(Protocol):
         Args:
             values: what is explored.
             averages_moments: whether :meth:`average` averages the optimizer's moments too.
-            gradients_ready: called before every optimizer step.
             step_made: called after every optimizer step.
         """
         ...
@@ -145,10 +123,6 @@ class Replicas(Protocol):
 
     def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Give every replica its multipliers, N for each name; returns what the slots here shall hold."""
-        ...
-
-    def keep_gradients_local(self, is_local: bool) -> None:
-        """Let every replica train with its own gradients, or share them again."""
         ...
 
     # --- losses, scores, health ----------------------------------------------------------------------
@@ -180,15 +154,6 @@ class Replicas(Protocol):
         """
         ...
 
-    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
-        """Every replica's signals, and the losses since the last exchange. Collective.
-
-        Args:
-            parts: inner products over the parameters that are here. A replica that spans several processes
-                adds up its parts.
-        """
-        ...
-
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether tensors laid out as :meth:`weights` are finite, in all of a replica."""
         ...
@@ -203,28 +168,12 @@ class Replicas(Protocol):
         """Called after :meth:`weights` were changed from outside."""
         ...
 
-    def mean_weights(self) -> list[list[Tensor]]:
-        """The parameters by parameter group, for a signal of all replicas together."""
-        ...
-
-    def mean_gradients(self) -> list[list[Tensor | None]]:
-        """What the optimizer is about to use, laid out as :meth:`mean_weights`."""
-        ...
-
-    def mean_second_moments(self) -> list[list[Tensor | None]]:
-        """Adam's second moments, laid out as :meth:`mean_weights`; None where there are none."""
-        ...
-
-    def average(
-        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
-    ) -> None:
+    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
         Args:
             excluded: left out of the mean; they receive it.
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
-            shared: tensors laid out as :meth:`mean_weights`, or sums over them, likewise. Replicas that live
-                in one process have one of these for all.
         """
         ...
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError
@@ -48,10 +47,7 @@ class RankReplicas:
     ) -> None:
         self.count, self.index, self.has_others = group.count, group.index, group.communicates
         self.is_writer, self.has_probe = group.index == 0, probe is not None
-        self.num_joined_batches, self.needs_syncs = group.count, False
-        # Gradients are local where there is nobody to share with, or where this model is what shares them.
-        shares = isinstance(model, DistributedDataParallel) and _num_ranks(model) == group.count
-        self.can_keep_gradients_local = shares or not group.communicates
+        self.needs_syncs = False
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
@@ -59,7 +55,6 @@ class RankReplicas:
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._averages_moments = self._explores = False
-        self._keeps_gradients = False
         self._has_parted = False  # whether replicas may differ though nothing is explored
         self._hooks: list[Any] = []
 
@@ -84,7 +79,6 @@ class RankReplicas:
         values: Values,
         *,
         averages_moments: bool,
-        gradients_ready: Callable[[], None],
         step_made: Callable[[], None],
     ) -> None:
         """Begin to work for an ensemble. Collective."""
@@ -92,10 +86,7 @@ class RankReplicas:
         if self.has_others and not self._explores:  # a warm start makes them differ from the beginning
             sums = exchange(self._group, [float(self._health.checksum(self.weights()))])
             self._has_parted = len({row[0] for row in sums}) > 1
-        self._hooks = [
-            self._optimizer.register_step_pre_hook(lambda *_: gradients_ready()),
-            self._optimizer.register_step_post_hook(lambda *_: step_made()),
-        ]
+        self._hooks = [self._optimizer.register_step_post_hook(lambda *_: step_made())]
 
     def detach(self) -> None:
         """Let go of the optimizer."""
@@ -108,12 +99,6 @@ class RankReplicas:
     def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """This replica's multipliers: the optimizer here holds its values."""
         return {name: row[self.index] for name, row in multipliers.items()}
-
-    def keep_gradients_local(self, is_local: bool) -> None:
-        """Let every replica train with its own gradients, or share them; as DDP's ``no_sync`` does."""
-        self._keeps_gradients = is_local
-        if isinstance(self._model, DistributedDataParallel):
-            self._model.require_backward_grad_sync = not is_local
 
     # --- losses, scores, health ----------------------------------------------------------------------
 
@@ -130,15 +115,9 @@ class RankReplicas:
         self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
-        if self._keeps_gradients and getattr(self._model, "require_backward_grad_sync", False):
-            raise ConfigurationMismatchError(
-                "model must keep gradients local while the scout runs, but somebody has set its "
-                "require_backward_grad_sync to True: leave it alone while is_scouting is true, or accumulate "
-                "gradients with no_sync()"
-            )
         weights = self.weights()
         moments = moments_of(self._optimizer) if self._averages_moments else []
-        ought_to_be_equal = self.has_others and not (self.differ or self._keeps_gradients)
+        ought_to_be_equal = self.has_others and not self.differ
         mine = [
             *self._losses.take(),
             float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
@@ -158,15 +137,6 @@ class RankReplicas:
             )
         return [Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4]) for row in rows]
 
-    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
-        """Every replica's signals, and the losses since the last exchange. Collective."""
-        count = len(parts)
-        rows = exchange(self._group, [*parts, *self._losses.take()])
-        losses = [LossSum(*row[count:]) for row in rows]
-        if len(losses) < self.count:
-            losses = [losses[0] if r == self.index else LossSum() for r in range(self.count)]
-        return [row[:count] for row in rows], losses
-
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors of this replica are finite."""
         return self._health.all_finite(tensors)
@@ -180,31 +150,13 @@ class RankReplicas:
     def weights_written(self) -> None:
         """Nothing to do: these are the model's own."""
 
-    def mean_weights(self) -> list[list[Tensor]]:
-        """This replica's parameters by group: with shared gradients they stand for all."""
-        return [list(group["params"]) for group in self._optimizer.param_groups]
-
-    def mean_gradients(self) -> list[list[Tensor | None]]:
-        """What the optimizer is about to use."""
-        return [[p.grad for p in group["params"]] for group in self._optimizer.param_groups]
-
-    def mean_second_moments(self) -> list[list[Tensor | None]]:
-        """Adam's second moments."""
-        state = self._optimizer.state
-        return [
-            [state.get(p, {}).get("exp_avg_sq") for p in group["params"]]
-            for group in self._optimizer.param_groups
-        ]
-
-    def average(
-        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
-    ) -> None:
+    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective."""
         if self.differ or excluded:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             moments = moments_of(self._optimizer) if self._averages_moments or excluded else []
             self._averager.average_(
-                [*self.weights(), *moments, *like_weights, *self._buffers.tensors, *shared],
+                [*self.weights(), *moments, *like_weights, *self._buffers.tensors],
                 contribute=self.index not in excluded,
                 num_contributors=self.count - len(excluded),
             )
@@ -219,19 +171,7 @@ class RankReplicas:
 
     def save_point(self, *, on_cpu: bool) -> RankSavePoint:
         """Remember everything that training changes."""
-
-        def shared() -> list[Tensor]:
-            return self.weights() + self._buffers.tensors
-
-        def spread(leader: int) -> None:
-            self._averager.average_(shared(), contribute=self.index == leader, num_contributors=1)
-
-        return RankSavePoint(self._optimizer, self._model, shared=shared, spread=spread, on_cpu=on_cpu)
-
-
-def _num_ranks(model: DistributedDataParallel) -> int:
-    assert model.process_group is not None
-    return model.process_group.size()
+        return RankSavePoint(self._optimizer, self._model, on_cpu=on_cpu)
 
 
 def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import CannotVectorizeError
 
-__all__ = ["ModelRows", "join"]
+__all__ = ["ModelRows", "join", "size_of", "split"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -272,3 +272,28 @@ class ModelRows:
 def join(batches: Sequence[Any]) -> Any:
     """One batch out of several, along the first dimension of every tensor."""
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches) if len(batches) > 1 else batches[0]
+
+
+def size_of(batch: Any) -> int:
+    """How many examples a batch has: the first dimension of its first tensor; one if it has none."""
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    return len(tensors[0]) if tensors else 1
+
+
+def split(batch: Any, num_parts: int) -> list[Any]:
+    """Several batches out of one, along the first dimension; what has another size goes into all of them.
+
+    >>> [part["x"].tolist() for part in split({"x": torch.arange(5), "scale": torch.ones(2)}, 2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    size = size_of(batch)
+    edges = [i * size // num_parts for i in range(num_parts + 1)]
+
+    def part_of(leaf: Any, start: int, end: int) -> Any:
+        has_examples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
+        return leaf[start:end] if has_examples else leaf
+
+    return [
+        pytree.tree_map(lambda leaf, i=i: part_of(leaf, edges[i], edges[i + 1]), batch)
+        for i in range(num_parts)
+    ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,26 +20,15 @@ class RankSavePoint:
     Args:
         optimizer: its parameters and its moments (none before the first step).
         model: its other parameters, and its buffers.
-        shared: what replicas average, parameters and buffers: the weights of a leader.
-        spread: gives every replica the ``shared`` tensors of one of them. Collective.
         on_cpu: keep the copies in host memory.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        model: nn.Module | None,
-        *,
-        shared: Callable[[], Sequence[Tensor]],
-        spread: Callable[[int], None],
-        on_cpu: bool,
-    ) -> None:
-        self._optimizer, self._shared, self._spread = optimizer, shared, spread
+    def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, on_cpu: bool) -> None:
+        self._optimizer = optimizer
         self._tensors = averaged_tensors(optimizer, model) + ([] if model is None else list(model.buffers()))
         self._copies = [_copy(tensor, on_cpu) for tensor in self._tensors]
         self._moments = [copy.deepcopy(optimizer.state.get(p)) for p in self._parameters()]
         self._generators = generator_states()
-        self._lead: list[Tensor] = []  # the leader's weights, in host memory
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -57,35 +44,6 @@ class RankSavePoint:
                 self._optimizer.state[parameter] = copy.deepcopy(moments)
             parameter.grad = None
         restore_generators(self._generators)
-
-    def adopt(self, leader: int) -> None:
-        """Keep the weights that this replica has now. Collective: all replicas take them."""
-        self._spread(leader)
-        self._lead = [_copy(tensor, on_cpu=True) for tensor in self._shared()]
-
-    @torch.no_grad()
-    def restore_leader(self) -> None:
-        """Put everything back, but with the weights of the leader that was adopted last."""
-        self.restore()
-        for tensor, lead in zip(self._shared(), self._lead, strict=True):
-            tensor.copy_(lead)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The copies, on the CPU, for a checkpoint."""
-        return {
-            "tensors": [_copy(saved, on_cpu=True) for saved in self._copies],
-            "moments": copy.deepcopy(self._moments),
-            "generators": dict(self._generators),
-            "lead": list(self._lead),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint's copies."""
-        for mine, saved in zip(self._copies, state["tensors"], strict=True):
-            mine.copy_(saved)
-        self._moments = copy.deepcopy(state["moments"])
-        self._generators = dict(state["generators"])
-        self._lead = list(state["lead"])
 
 
 def generator_states() -> dict[str, Tensor]:

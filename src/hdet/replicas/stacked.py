@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.replicas.health import all_finite, rows_are_finite
-from hdet.replicas.losses import LossRows, LossSum
+from hdet.replicas.losses import LossRows
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.row_optimizers import RowOptimizer
@@ -34,7 +34,7 @@ class StackedReplicas:
         optimizer: its groups hold the shared hyperparameters. It is never stepped itself.
         loss: ``loss(model, batch)``, a scalar tensor.
         count: how many replicas.
-        has_local_gradients: whether each trains with its own gradients, also after the scout.
+        has_local_gradients: whether each trains with its own gradients.
         vectorize: compute all replicas at once, or one after the other.
         joins_equal: compute replicas that do not differ as one, on all their batches joined.
         probe: ``probe(model)``, the loss that replicas are compared by.
@@ -54,8 +54,6 @@ class StackedReplicas:
     ) -> None:
         self.count, self.index, self.has_others = count, 0, count > 1
         self.is_writer, self.has_probe = True, probe is not None
-        self.num_joined_batches = 1 if has_local_gradients else count
-        self.can_keep_gradients_local = True
         self.needs_syncs = True  # the user's model is written there
         self.probe = probe
         """What replicas are scored by."""
@@ -63,19 +61,17 @@ class StackedReplicas:
         self.rows = ModelRows(model, optimizer, loss, num_replicas=count, vectorize=vectorize)
         self._model, self._optimizer = model, optimizer
         self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
-        self._vectorizes, self._keeps_gradients, self._have_parted = vectorize, False, False
+        self._vectorizes, self._have_parted = vectorize, False
         self._losses = LossRows(count, self.rows.matrices[0].device)
-        self._gradients: list[Tensor] = []
         self.row_values: RowValues | None = None
         """What each row uses of what is explored."""
-        self._gradients_ready = self._step_made = lambda: None
+        self._step_made = lambda: None
 
     @property
     def differ(self) -> bool:
         """Whether rows may differ from each other."""
         return (
             self._have_parted
-            or self._keeps_gradients
             or self._has_local_gradients
             or self.row_values is None
             or self.row_values.explores
@@ -102,10 +98,8 @@ class StackedReplicas:
             losses, gradients = self.rows.losses_and_gradients(
                 batch, is_common=is_common, before=hold_static_of, num_rows=num_rows
             )
-        if not self._has_local_gradients and not self._keeps_gradients and num_rows > 1:
+        if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
-        self._gradients = gradients
-        self._gradients_ready()
         self.row_optimizer.step(self.weights(), gradients, partial(values.in_group, num_rows=num_rows))
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
         self._optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
@@ -130,7 +124,6 @@ class StackedReplicas:
         values: Values,
         *,
         averages_moments: bool,
-        gradients_ready: Callable[[], None],
         step_made: Callable[[], None],
     ) -> None:
         """Begin to work for an ensemble."""
@@ -141,11 +134,11 @@ class StackedReplicas:
             )
         self.row_values = RowValues(values)
         self._averages_moments = averages_moments or self._has_local_gradients
-        self._gradients_ready, self._step_made = gradients_ready, step_made
+        self._step_made = step_made
 
     def detach(self) -> None:
         """Call nobody any more."""
-        self._gradients_ready = self._step_made = lambda: None
+        self._step_made = lambda: None
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -153,10 +146,6 @@ class StackedReplicas:
         """Give every row its multipliers: the optimizer holds the shared values."""
         self._attached().place(multipliers)
         return dict.fromkeys(multipliers, 1.0)
-
-    def keep_gradients_local(self, is_local: bool) -> None:
-        """Let every replica train with its own gradients, or share them again."""
-        self._keeps_gradients = is_local
 
     # --- losses, scores, health ----------------------------------------------------------------------
 
@@ -191,10 +180,6 @@ class StackedReplicas:
         every = [None] * self.count if scores is None else scores
         return [Report(*row) for row in zip(self._losses.take(), finite, every, strict=True)]
 
-    def exchange_signals(self, parts: Sequence[float]) -> tuple[list[list[float]], list[LossSum]]:
-        """The signals, which are of all replicas together, and the losses since the last exchange."""
-        return [list(parts)], self._losses.take()
-
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors are finite."""
         return all_finite(tensors)
@@ -209,22 +194,7 @@ class StackedReplicas:
         """Show them in the user's model."""
         self.rows.write_template(0)
 
-    def mean_weights(self) -> list[list[Tensor]]:
-        """The mean over rows, a single tensor for each parameter group."""
-        return [[_mean(weights)] for weights in self.weights()]
-
-    def mean_gradients(self) -> list[list[Tensor | None]]:
-        """The mean over rows of what the optimizer is about to use."""
-        return [[_mean(gradient)] for gradient in self._gradients]
-
-    def mean_second_moments(self) -> list[list[Tensor | None]]:
-        """The mean over rows of Adam's second moments."""
-        second = [moments.get("exp_avg_sq") for moments in self.row_optimizer.moments]
-        return [[None if rows is None else rows.mean(dim=0)] for rows in second]
-
-    def average(
-        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()
-    ) -> None:
+    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
         if not self.differ:
             self.rows.write_template(0)
@@ -255,42 +225,31 @@ class StackedReplicas:
 
     def save_point(self, *, on_cpu: bool) -> StackedSavePoint:
         """Remember everything that training changes."""
-        return StackedSavePoint(self)
+        return StackedSavePoint(self, on_cpu=on_cpu)
 
 
 class StackedSavePoint:
-    """The user's model is written at syncs only: until the first it holds the initial weights."""
+    """A copy of all rows, of the moments, and of torch's generators.
 
-    def __init__(self, replicas: StackedReplicas) -> None:
+    Args:
+        replicas: whose state it is.
+        on_cpu: keep the copies in host memory.
+    """
+
+    def __init__(self, replicas: StackedReplicas, *, on_cpu: bool) -> None:
         self._replicas = replicas
+        device = torch.device("cpu") if on_cpu else None
+        count = replicas.num_distinct
+        tensors = [rows[:count] for rows in replicas.rows.tensors()]
+        self._rows = [rows.detach().to(device or rows.device, copy=True) for rows in tensors]
+        self._moments = replicas.row_optimizer.state_dict()
         self._generators = generator_states()
-        self._lead: list[Tensor] = []
-
-    def restore(self) -> None:
-        """Put everything back."""
-        self._replicas.join()
-        self._replicas.row_optimizer.clear()
-        restore_generators(self._generators)
-
-    def adopt(self, leader: int) -> None:
-        """Keep the weights that this replica has now."""
-        self._lead = [rows[leader].to("cpu", copy=True) for rows in self._replicas.rows.tensors()]
 
     @torch.no_grad()
-    def restore_leader(self) -> None:
-        """Put everything back, but with the weights of the leader that was adopted last."""
-        self.restore()
-        for rows, lead in zip(self._replicas.rows.tensors(), self._lead, strict=True):
-            rows.copy_(lead.expand_as(rows))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors on the CPU, for a checkpoint."""
-        return {"generators": dict(self._generators), "lead": list(self._lead)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint."""
-        self._generators, self._lead = dict(state["generators"]), list(state["lead"])
-
-
-def _mean(rows: Tensor) -> Tensor:
-    return rows.mean(dim=0) if len(rows) > 1 else rows[0]
+    def restore(self) -> None:
+        """Put everything back. The save point stays good."""
+        for rows, saved in zip(self._replicas.rows.tensors(), self._rows, strict=True):
+            rows[: len(saved)].copy_(saved)
+        self._replicas.row_optimizer.load_state_dict(self._moments)
+        self._replicas.weights_written()
+        restore_generators(self._generators)

@@ -2,6 +2,6 @@
 
 from hdet.report.page import build_report
 from hdet.report.runs import Evaluation, Run, read_run
-from hdet.report.words import sentence
+from hdet.report.words import headline, sentence
 
-__all__ = ["Evaluation", "Run", "build_report", "read_run", "sentence"]
+__all__ = ["Evaluation", "Run", "build_report", "headline", "read_run", "sentence"]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from hdet.report.chart import Chart, Trace, line, series_color
 from hdet.report.runs import Evaluation, Run, number
-from hdet.report.series import base_series, thin
-from hdet.report.steering import schedule
-from hdet.report.words import are_comparable, duration, excluded_events, figure, found_lr
-from hdet.telemetry.names import is_learning_rate
+from hdet.report.schedules import schedule
+from hdet.report.series import base_series, learning_rates, thin
+from hdet.report.words import are_comparable, asked_lr, duration, excluded_events, figure, found_lr
 
 __all__ = ["Cell", "comparison_charts", "comparison_table"]
 
@@ -41,8 +40,7 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
         )
     schedules = []
     for index, run in enumerate(runs):
-        names = dict.fromkeys(n for record in run.records for n in (*record.base_trace, *record.base))
-        name = next((n for n in names if is_learning_rate(n)), None)
+        name = next(iter(learning_rates(run)), None)
         if name is not None and base_series(run, name)[0]:
             color, dash = series_color(index)
             schedules.append(schedule(run, name, max_points, color=color, dash=dash, label=run.name))
@@ -79,7 +77,7 @@ def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
         "run",
         "held-out loss",
         *metrics,
-        "start lr",
+        "asked lr",
         "found lr",
         "controller",
         "replicas",
@@ -91,15 +89,15 @@ def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     best = min(known) if len(known) > 1 and are_comparable(runs) else None
     rows = []
     for run in runs:
-        start, found, seconds = number(run.config.get("lr")), found_lr(run), number(run.result.get("seconds"))
+        seconds = number(run.result.get("seconds"))
         controller = run.config.get("controller")
         rows.append(
             [
                 Cell(run.name, run.name.lower()),
                 _number(run.final_loss, 5, is_best=best is not None and run.final_loss == best),
                 *(_number(run.final_metrics.get(name), 5) for name in metrics),
-                _number(start),
-                _number(found),
+                _number(asked_lr(run)),
+                _number(found_lr(run)),
                 _text(controller if isinstance(controller, str) else ""),
                 _number(run.num_replicas),
                 Cell(f"{run.last_step:,}", run.last_step),

@@ -51,19 +51,18 @@ class Pieces:
 
 @dataclass
 class Section:
-    """A heading with charts under it; ``before`` and ``after`` are HTML that stands around the charts."""
+    """A heading with charts under it; ``before`` is HTML that stands above the charts."""
 
     heading: str
     charts: Iterable[Chart] = ()
     before: str = ""
-    after: str = ""
 
 
 def sections_html(sections: Iterable[Section], pieces: Pieces, level: int) -> str:
     """The sections that have something to show."""
     found = []
     for section in sections:
-        inside = pieces.add(section.charts, level + 1) + section.after
+        inside = pieces.add(section.charts, level + 1)
         charts = f'<div class="charts">{inside}</div>' if inside else ""
         if section.before or charts:
             heading = f'<h{level} class="part">{text(section.heading)}</h{level}>'

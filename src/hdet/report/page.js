@@ -36,12 +36,14 @@
   };
 
   // --- figures ------------------------------------------------------------------------------------------
-  // A trace may say that it is there for the legend only, or beside the point of the axis ("aside").
-  const isShown = (trace) => !(trace.meta && trace.meta[1] === "legend");
+  // A trace may say that it is there for the legend only, that it is a mark without numbers of its own, or
+  // that the axis need not reach it ("aside").
+  const roleOf = (trace) => (trace.meta && trace.meta[1]) || "";
+  const isShown = (trace) => !["legend", "mark"].includes(roleOf(trace));
   const tracesOf = ({ spec, choice }) => [...(spec.choices.length ? spec.choices[choice].traces : []), ...spec.traces];
 
   const logRange = (traces, axis, maxDecades) => {
-    const values = traces.filter((trace) => !(trace.meta && trace.meta[1])).flatMap((trace) => trace[axis]).filter((v) => v > 0);
+    const values = traces.filter((trace) => !["legend", "aside"].includes(roleOf(trace))).flatMap((trace) => trace[axis]).filter((v) => v > 0);
     if (!values.length) return [-1, 1];
     const high = Math.log10(values.reduce((a, b) => Math.max(a, b)));
     const low = Math.max(Math.log10(values.reduce((a, b) => Math.min(a, b))), maxDecades ? high - maxDecades : -Infinity);

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from hdet.report.compare import comparison_charts, comparison_table
 from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
-from hdet.report.finders import finder_charts
-from hdet.report.pieces import notes_html, results_html, settings_html, text, tiles_html
+from hdet.report.pieces import notes_html, results_html, sentence_html, settings_html, text, tiles_html
 from hdet.report.runs import Run
+from hdet.report.schedules import rate_charts
+from hdet.report.search import search_charts
 from hdet.report.steering import controller_charts, hyperparameter_charts
 from hdet.report.training import health_charts, training_charts
-from hdet.report.words import comparison_sentence, count, excluded_events, figure, sentence
+from hdet.report.words import comparison_sentence, count, figure, headline, sentence
 
 __all__ = ["build_report"]
 
@@ -42,7 +43,7 @@ def _one_run(run: Run, pieces: Pieces) -> str:
 
 def _several_runs(runs: Sequence[Run], pieces: Pieces) -> str:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    introduction = f'<p class="sentence">{text(comparison_sentence(runs))}</p>{notes_html(notes)}'
+    introduction = sentence_html(comparison_sentence(runs), "sentence") + notes_html(notes)
     charts = pieces.add(comparison_charts(runs, pieces.max_points), level=3)
     table = results_html(*comparison_table(runs), label="Final results of all runs")
     comparison = (
@@ -64,29 +65,24 @@ def _several_runs(runs: Sequence[Run], pieces: Pieces) -> str:
 
 def _introduction(run: Run, *, is_small: bool = False) -> str:
     size = " small" if is_small else ""
-    return f'<p class="sentence{size}">{text(sentence(run))}</p>{tiles_html(run)}{notes_html(run.notes)}'
+    said = sentence_html(headline(run), f"headline{size}") + sentence_html(sentence(run), f"sentence{size}")
+    return f"{said}{tiles_html(run)}{notes_html(run.notes)}"
 
 
 def _parts_of(run: Run, pieces: Pieces, level: int) -> str:
     points = pieces.max_points
-    nobody = run.records and not excluded_events(run)
     sections = [
+        Section("Learning rate", [*search_charts(run), *rate_charts(run, points)]),
         Section("Training", training_charts(run, points)),
-        Section("Finding the learning rate", finder_charts(run, points)),
         Section("Hyperparameters", hyperparameter_charts(run, points)),
         Section("Replicas and controller", controller_charts(run, points)),
-        Section(
-            "Cost and health",
-            health_charts(run, points),
-            after='<p class="fact">No replica was left out.</p>' if nobody else "",
-        ),
+        Section("Cost and health", health_charts(run, points)),
         Section("Settings and environment", before=settings_html(run, level + 1)),
     ]
     return sections_html(sections, pieces, level)
 
 
 def _footer(runs: Sequence[Run]) -> str:
-    version = next(
-        (run.environment["hdet"] for run in runs if isinstance(run.environment.get("hdet"), str)), ""
-    )
-    return f"Written by hdet {version}. The page is one file and loads nothing from elsewhere."
+    versions = (run.environment.get("hdet") for run in runs)
+    version = next((f" {version}" for version in versions if isinstance(version, str)), "")
+    return f"Written by hdet{version}. The page is one file and loads nothing from elsewhere."

@@ -5,15 +5,34 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hdet.report.chart import Chart, short
 from hdet.report.compare import Cell
 from hdet.report.runs import Run, number
-from hdet.report.words import corrections, count, duration, excluded_events, figure, found_lr
+from hdet.report.words import (
+    asked_lr,
+    corrections,
+    count,
+    duration,
+    excluded_events,
+    figure,
+    found_lr,
+    num_brakes,
+    training_loss,
+)
 
-__all__ = ["figure_html", "notes_html", "results_html", "settings_html", "text", "tiles_html"]
+__all__ = [
+    "figure_html",
+    "notes_html",
+    "results_html",
+    "sentence_html",
+    "settings_html",
+    "text",
+    "tiles_html",
+]
 
 _MAX_METRICS = 4
 _MAX_TEXT = 4000
@@ -24,6 +43,12 @@ def text(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
+def sentence_html(sentence: str, kind: str) -> str:
+    """A paragraph of this class; a number does not break at its sign."""
+    whole = re.sub(r"\d[\d.]*e-\d+", r"<span>\g<0></span>", text(sentence))
+    return f'<p class="{kind}">{whole}</p>' if whole else ""
+
+
 def tiles_html(run: Run) -> str:
     """Key figures of a run; what is unknown has no tile."""
     tiles = list(_tiles(run))
@@ -32,28 +57,22 @@ def tiles_html(run: Run) -> str:
         f"<small>{text(hint) or '&nbsp;'}</small></dd></div>"
         for i, (label, value, hint) in enumerate(tiles)
     )
-    columns = len(tiles) if len(tiles) <= 6 else (len(tiles) + 1) // 2
+    columns = len(tiles) if len(tiles) <= 7 else (len(tiles) + 1) // 2
     return f'<dl class="tiles" style="--columns:{columns}">{items}</dl>' if items else ""
 
 
 def _tiles(run: Run) -> Iterable[tuple[str, str, str]]:
     """Label, value and hint of each."""
+    found = found_lr(run)
+    if found is not None:
+        yield "Learning rate", figure(found), _origin(run)
+    trained = training_loss(run)
     if run.final_loss is not None:
         yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
-    for name, value in list(run.final_metrics.items())[:_MAX_METRICS]:
+    elif trained is not None:
+        yield "Training loss", figure(trained, 4), run.loss_unit or "last round"
+    for name, value in _main(run.final_metrics):
         yield short(name, 30), figure(value, 4), "held-out"
-    found, start, factors = found_lr(run), number(run.config.get("lr")), corrections(run)
-    if found is not None:
-        yield "Found learning rate", figure(found), f"started from {figure(start)}" if start else ""
-    elif start is not None:
-        ends = (
-            " to ".join(dict.fromkeys((figure(min(factors), 2), figure(max(factors), 2)))) if factors else ""
-        )
-        yield (
-            "Learning rate",
-            figure(start),
-            f"times {ends}, by group" if ends not in ("", "1") else "planned peak",
-        )
     if run.last_step:
         planned = number(run.config.get("steps"))
         yield (
@@ -64,18 +83,30 @@ def _tiles(run: Run) -> Iterable[tuple[str, str, str]]:
     seconds = number(run.result.get("seconds"))
     if seconds is not None:
         yield "Time", duration(seconds), run.status if run.status != "finished" else ""
+    events = excluded_events(run)
+    if events:
+        left_out = str(len({replica for _, replica, _ in events}))
+        yield "Replicas left out", left_out, f"of {run.num_replicas}, {count(len(events), 'time')} in all"
     if run.records:
-        events = excluded_events(run)
-        times = f", {count(len(events), 'time')} in all" if events else ""
-        yield (
-            "Replicas left out",
-            str(len({replica for _, replica, _ in events})),
-            f"of {run.num_replicas}{times}",
-        )
         milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
         if seconds and math.isfinite(milliseconds) and milliseconds:
             share = figure(milliseconds / seconds / 10, 2)
             yield "Cost of syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
+
+
+def _origin(run: Run) -> str:
+    """Where the learning rate comes from, in a few words."""
+    brakes, asked = num_brakes(run), asked_lr(run)
+    if brakes:
+        return f"lowered {count(brakes, 'time')} by the guard"
+    what = "mean peak of all groups" if len(set(corrections(run))) > 1 else "peak"
+    return f"{what}, as asked for" if asked == found_lr(run) else f"{what}; asked for {figure(asked)}"
+
+
+def _main(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Without those that are a part of another, such as ``auc_like`` beside ``auc``."""
+    parts = {name for name in metrics for whole in metrics if name.startswith(f"{whole}_")}
+    return [(name, value) for name, value in metrics.items() if name not in parts][:_MAX_METRICS]
 
 
 def notes_html(notes: Sequence[str]) -> str:
@@ -149,7 +180,16 @@ def _rows(entries: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     try:
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        shown = value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
     except RecursionError:
         shown = "nested too deeply"
     return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers as one would read them, however deep they are."""
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hdet.telemetry import RoundRecord, scan_records
+from hdet.telemetry import RoundRecord, SearchRecord, scan_records
 
 __all__ = ["Evaluation", "Run", "number", "read_run"]
 
@@ -36,8 +36,8 @@ class Run:
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    scouting: list[RoundRecord] = field(default_factory=list)
-    """Records of the scout, whose trials came before the run itself."""
+    search: SearchRecord | None = None
+    """What was found before the run, if something looked."""
     records: list[RoundRecord] = field(default_factory=list)
     """Records of the run itself."""
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -67,29 +67,25 @@ class Run:
         """The last step that anything is known of."""
         stated = number(self.result.get("steps")) or 0
         evaluated = self.evaluations[-1].step if self.evaluations else 0
-        last = self._last_record
-        return int(max(stated, evaluated, 0 if last is None else last.step))
+        return int(max(stated, evaluated, self.records[-1].step if self.records else 0))
 
     @property
     def num_replicas(self) -> int | None:
         """How many replicas trained, if that can be told."""
-        if self._last_record is not None:
-            return self._last_record.num_replicas
+        if self.records:
+            return self.records[-1].num_replicas
         stated = number(self.config.get("replicas"))
         return None if stated is None else int(stated)
 
     @property
-    def _last_record(self) -> RoundRecord | None:
-        recorded = self.records or self.scouting
-        return recorded[-1] if recorded else None
-
-    @property
     def status(self) -> str:
-        """``finished``, ``stopped``, ``failed`` or ``unfinished``."""
+        """``finished``, ``stopped``, ``failed`` or ``unfinished``; ``recorded`` where nobody can tell."""
         stated = self.result.get("status")
         if isinstance(stated, str) and stated:
             return stated
-        return "finished" if self.result else "unfinished"
+        if self.result or (self.records and self.records[-1].num_averaged_steps):
+            return "finished"
+        return "unfinished" if self.config else "recorded"
 
     @property
     def loss_unit(self) -> str:
@@ -110,13 +106,17 @@ def read_run(path: str | Path) -> Run:
     if not any((path / name).exists() for name in _FILES):
         raise ValueError(f"{path} holds no run: expected at least one of {', '.join(_FILES)}")
     run = Run(path=path, name=path.resolve().name)
-    run.config = _read_object(path / "config.json", run.notes, is_expected=True)
-    run.environment = _read_object(path / "environment.json", run.notes, is_expected=True)
+    # A script of one's own may write records and nothing else: then nothing is missing.
+    is_whole = (path / "config.json").exists() or (path / "result.json").exists()
+    run.config = _read_object(path / "config.json", run.notes, is_expected=is_whole)
+    run.environment = _read_object(path / "environment.json", run.notes, is_expected=is_whole)
     run.result = _read_object(path / "result.json", run.notes)
-    records = _read_lines(path / "records.jsonl", scan_records, run.notes)
-    run.scouting = [record for record in records if record.scout is not None]
-    run.records = [record for record in records if record.scout is None]
-    run.evaluations = _read_lines(path / "evaluations.jsonl", _scan_evaluations, run.notes)
+    records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=is_whole)
+    run.search = next((record.search for record in records if record.search is not None), None)
+    run.records = [record for record in records if record.search is None]
+    run.evaluations = _read_lines(
+        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=is_whole
+    )
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
         run.name = name
@@ -163,11 +163,18 @@ def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> 
     return content
 
 
-def _read_lines(path: Path, scan: Callable[[Path], tuple[list[Any], list[str]]], notes: list[str]) -> list:
+def _read_lines(
+    path: Path,
+    scan: Callable[[Path], tuple[list[Any], list[str]]],
+    notes: list[str],
+    *,
+    is_expected: bool,
+) -> list:
     try:
         entries, found = scan(path)
     except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
+        if is_expected:
+            notes.append(f"{path.name} is missing")
         return []
     except OSError as error:
         notes.append(f"{path.name} cannot be read ({_short(error)})")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hdet.report.found import scouted_of
 from hdet.report.runs import Run
 from hdet.telemetry import RoundRecord
 from hdet.telemetry.names import is_learning_rate
@@ -23,6 +22,8 @@ __all__ = [
     "explored",
     "families",
     "fan_limits",
+    "learning_rates",
+    "mean",
     "plan_series",
     "thin",
 ]
@@ -80,6 +81,16 @@ def _extremes(column: Sequence[float | None], start: int, stop: int) -> tuple[_E
     return (low, start + stretch.index(low)), (high, start + stretch.index(high))
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of the finite values; None if there is none.
+
+    >>> mean([1.0, None, 2.0]), mean([math.inf])
+    (1.5, None)
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(value / len(known) for value in known) if known else None
+
+
 def explored(run: Run) -> list[str]:
     """Names of the hyperparameters that differed between replicas, in their order."""
     names: dict[str, None] = {}
@@ -88,6 +99,12 @@ def explored(run: Run) -> list[str]:
             if name not in names and len(set(factors)) > 1:
                 names[name] = None
     return list(names)
+
+
+def learning_rates(run: Run) -> list[str]:
+    """Names of the learning rates, in their order."""
+    names = dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace))
+    return [name for name in names if is_learning_rate(name)]
 
 
 def families(names: Sequence[str]) -> dict[str, list[str]]:
@@ -196,9 +213,7 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
             if name in record.base and math.isfinite(correction) and correction > 0:
                 points.append((record.step, record.base[name] / correction))
     else:
-        scouted = scouted_of(run) if is_learning_rate(tunable) else None
-        first = scouted.choice.factor if scouted is not None and scouted.choice is not None else 1.0
-        for record, in_force in zip(run.records, [first, *corrections], strict=False):
+        for record, in_force in zip(run.records, [1.0, *corrections], strict=False):
             points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]
     return [step for step, _ in points], [value for _, value in points]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from hdet.report.chart import Chart, Choice, Trace, line, series_color, spread_color
 from hdet.report.runs import Run
+from hdet.report.schedules import planned, schedule, schedules
 from hdet.report.series import (
     across_spread,
     base_series,
@@ -17,20 +17,19 @@ from hdet.report.series import (
     explored,
     families,
     fan_limits,
-    plan_series,
     thin,
 )
+from hdet.report.words import compares
 from hdet.telemetry import RoundRecord
+from hdet.telemetry.names import is_learning_rate
 
-__all__ = ["controller_charts", "hyperparameter_charts", "schedule"]
+__all__ = ["controller_charts", "hyperparameter_charts"]
 
 
 def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """The fan of every hyperparameter, and the schedules of parameter groups side by side."""
-    names = dict.fromkeys(name for record in run.records for name in (*record.values, *record.base))
-    choices = [Choice(name, _fan(run, name, max_points), y_title=name) for name in names]
-    choices = [choice for choice in choices if choice.traces]
-    if choices:
+    """What differed between replicas, and the schedules of everything else but the learning rate."""
+    names = [name for name in explored(run) if base_series(run, name)[0]]
+    if names:
         yield Chart(
             title="Values and their spread",
             caption="The strong line is the shared base; the band reaches from the lowest replica to the "
@@ -39,46 +38,35 @@ def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
             is_log=True,
             max_decades=3,
             height=380,
-            choices=choices,
+            choices=[Choice(name, _fan(run, name, max_points), y_title=name) for name in names],
             choice_label="Show",
-            has_spread_key=bool(explored(run)),
+            has_spread_key=True,
         )
-    traced = dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace))
-    for family, members in families(list(traced)).items():
-        if len(members) < 2:
-            continue
-        traces, silent = [], {"hoverinfo": "skip", "hovertemplate": None}
-        for index, name in enumerate(members):
-            color, dash = series_color(index)
-            traces.append(schedule(run, name, max_points, color=color, dash=dash, legendgroup=name))
-            for planned in _planned(run, name, max_points, color, f"{name}, planned"):
-                traces += [{**planned, "legendgroup": name, "showlegend": False} | silent]
-        part = len({tuple(trace["y"]) for trace in traces if trace["meta"] == [""]}) > 1
-        yield Chart(
-            title=f"Schedules by parameter group: {family}",
-            caption="Base of every parameter group (figure 3 of the paper). "
-            + (
-                "Where lines part, the plan or the controller sets the groups apart; dotted lines are plans."
-                if part
-                else "All groups follow the same schedule: their lines lie on each other."
-            ),
-            traces=traces,
-            y_title=family,
-            hover="x unified",
-            is_log=True,
-            max_decades=3,
-            height=340,
-        )
+    named = dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace))
+    others = [name for name in named if not is_learning_rate(name)]
+    for family, members in families(others).items():
+        traces = schedules(run, members, family, max_points)
+        if any(len(set(trace["y"])) > 1 for trace in traces) and (
+            len(members) > 1 or members[0] not in names
+        ):
+            yield Chart(
+                title=f"Schedule: {family}",
+                caption="Base over the run; dotted is what was planned. Groups that are equal share a line.",
+                traces=traces,
+                y_title=family,
+                hover="x unified",
+                is_wide=False,
+                is_log=True,
+                max_decades=3,
+            )
 
 
 def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """What the controller saw and what it made of it."""
-    if run.config.get("controller") == "anchored":
-        return  # it compares no replicas; its own charts show what it did
     records = [record for record in run.records if record.ends_round]
     corrections = _by_name(records, "correction", max_points)
     # The paper's form holds the base itself: against a plan that falls to zero, its factor says nothing.
-    is_factor = run.config.get("controller") != "paper"
+    is_factor = run.config.get("controller") != "paper" and compares(run)
     if is_factor and any(abs(v - 1) > 1e-9 for trace in corrections for v in trace["y"]):
         yield Chart(
             title="Correction",
@@ -141,25 +129,9 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
         )
 
 
-def schedule(run: Run, name: str, max_points: int, *, color: str, **style: Any) -> Trace:
-    """The base of a hyperparameter over steps, as a line."""
-    steps, values = base_series(run, name)
-    kept = thin([values], max_points)
-    style = {"label": name, "width": 2.2} | style
-    return line([steps[i] for i in kept], [values[i] for i in kept], style.pop("label"), color, **style)
-
-
-def _planned(run: Run, name: str, max_points: int, color: str, label: str) -> list[Trace]:
-    steps, values = plan_series(run, name)
-    kept = thin([values], max_points // 2)
-    trace = line([steps[i] for i in kept], [values[i] for i in kept], label, color, width=1.5, dash="dot")
-    # A plan may fall far below the base that was learned: the axis does not follow it there.
-    return [{**trace, "meta": ["", "aside"]}] if kept else []
-
-
 def _fan(run: Run, name: str, max_points: int) -> list[Trace]:
     traces = _band(run, name, max_points) if name in explored(run) else []
-    traces += _planned(run, name, max_points, "--muted", "planned")
+    traces += planned(run, name, max_points, "--muted", "planned")
     base = schedule(run, name, max_points, color="--strong", label="base", width=3)
     return [*traces, base] if base["x"] else traces
 

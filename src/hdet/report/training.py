@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hdet.report.chart import Chart, Choice, Trace, line, series_color, spread_color
 from hdet.report.runs import Run
-from hdet.report.series import Slot, by_replica, by_slot, explored, thin
-from hdet.report.words import excluded_events
+from hdet.report.series import Slot, by_replica, by_slot, explored, mean, thin
+from hdet.report.words import compares, excluded_events
 from hdet.telemetry import RoundRecord
 
 __all__ = ["health_charts", "training_charts"]
@@ -30,10 +30,14 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
         caption = "The strong line is the averaged model on held-out data. " if held_out else ""
         if held_out and run.records and run.records[-1].num_averaged_steps:
             caption += "Its last point is the mean of the weights over the last steps. "
-        if chosen:
+        if chosen and explored(run):
             caption += (
                 "Thin lines are training losses of the replicas, round by round, coloured by where they "
                 "stood in the spread: look for one colour that stays below the others."
+            )
+        elif chosen:
+            caption += ("The thin line is" if held_out else "This is") + (
+                " the training loss of every round, the mean of the replicas."
             )
         yield Chart(
             title="Loss",
@@ -41,10 +45,10 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
             traces=[base] if held_out else [],
             y_title=f"loss ({unit})" if unit else "loss",
             height=400,
-            is_log=False,
+            is_log=_is_far(run),
             choices=chosen,
             choice_label="Colour by",
-            has_spread_key=any(c.label != "replica" for c in chosen),
+            has_spread_key=bool(chosen and explored(run)),
         )
     names = dict.fromkeys(name for e in run.evaluations for name in e.metrics if name != "loss")
     for family, members in _families(list(names)).items():
@@ -69,13 +73,17 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
     if probes:
         yield Chart(
             title="Probe",
-            caption="Loss of every replica on the same batch, just before they are averaged. The controller "
-            "compares these, free of the luck of each replica's own batches.",
+            caption="Loss on one batch, the same for every replica, just before they are averaged."
+            + (
+                " The controller compares these, free of the luck of each replica's own batches."
+                if compares(run)
+                else ""
+            ),
             y_title=f"probe loss ({unit})" if unit else "probe loss",
             is_log=False,
             choices=probes,
             choice_label="Colour by",
-            has_spread_key=any(c.label != "replica" for c in probes),
+            has_spread_key=bool(explored(run)),
         )
 
 
@@ -105,7 +113,11 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
             hover="x unified",
             height=280,
             is_wide=False,
-            layout={"barmode": "stack", "bargap": 0.15, "xaxis": {"type": "category"}},
+            layout={
+                "barmode": "stack",
+                "bargap": 0.15,
+                "xaxis": {"type": "category", **_ticks(cost[0]["x"])},
+            },
         )
     timeline = _timeline(run)
     if timeline:
@@ -125,6 +137,13 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
                 "yaxis": {"range": [replicas - 0.5, -0.5], "dtick": max(1, replicas // 8), "tick0": 0},
             },
         )
+
+
+def _is_far(run: Run) -> bool:
+    """Whether training losses are so far above those on held-out data that they would flatten them."""
+    held_out = [e.loss for e in run.evaluations if e.loss is not None]
+    trained = [loss for r in run.records for loss in r.losses if loss is not None and math.isfinite(loss)]
+    return min(held_out, default=0.0) > 0 and max(trained, default=0.0) > 5 * max(held_out)
 
 
 def _evaluated(
@@ -149,15 +168,21 @@ def _replica_choices(run: Run, field: str, max_points: int, unit: str) -> list[C
     if not records:
         return []
     steps = [record.step for record in records]
+    what = "probe loss" if field == "probes" else "training loss"
+    if not explored(run):  # replicas differ by noise only
+        means = [mean(getattr(record, field)) for record in records]
+        kept = thin([means], max_points)
+        x, y = [steps[i] for i in kept], [means[i] for i in kept]
+        is_beside = field == "losses" and any(e.loss is not None for e in run.evaluations)
+        color, width = ("--replica", 1.5) if is_beside else ("--accent", 2.2)
+        return [Choice("mean", [line(x, y, what, color, width=width, unit=unit)])]
     columns = by_replica(records, field)
     is_much = len(columns) > _MAX_LINES or max_points < 250
     names = explored(run)[: 1 if is_much else _MAX_CHOICES]
     # Numbers on the page: replicas x rounds x choices. Lines of many replicas need fewer points each.
     num_lines = min(_MAX_LINES, len(columns)) * (len(names) + 1)
     kept = thin([column.values for column in columns], min(max_points, max(40, 6 * max_points // num_lines)))
-    style = _LineStyle(
-        [steps[i] for i in kept], kept, "probe loss" if field == "probes" else "training loss", unit
-    )
+    style = _LineStyle([steps[i] for i in kept], kept, what, unit)
     choices = [Choice(f"position of {name}", style.lines(by_slot(records, field, name))) for name in names]
     return [*choices, Choice("replica", style.lines(columns, are_replicas=True))]
 
@@ -235,6 +260,13 @@ def _cost(records: Sequence[RoundRecord]) -> tuple[list[Trace], int]:
                 }
             )
     return traces, size
+
+
+def _ticks(steps: Sequence[int]) -> dict[str, object]:
+    """A few of them, with the first and the last; a category axis would leave out the last."""
+    last = len(steps) - 1
+    chosen = sorted({round(i * last / 5) for i in range(6)})
+    return {"tickmode": "array", "tickvals": [steps[i] for i in chosen]}
 
 
 def _timeline(run: Run) -> list[Trace]:

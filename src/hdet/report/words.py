@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from hdet.report.found import Choice, Scouted, anchored_of, scouted_of
 from hdet.report.runs import Run, number
+from hdet.report.series import base_series, learning_rates, mean, plan_series
 from hdet.telemetry.names import is_learning_rate
 
 __all__ = [
     "are_comparable",
+    "asked_lr",
+    "compares",
     "comparison_sentence",
     "corrections",
     "count",
@@ -18,7 +20,10 @@ __all__ = [
     "excluded_events",
     "figure",
     "found_lr",
+    "headline",
+    "num_brakes",
     "sentence",
+    "training_loss",
 ]
 
 
@@ -78,18 +83,38 @@ def excluded_events(run: Run) -> list[tuple[int, int, str]]:
     return [(record.step, replica, why) for record in run.records for replica, why in record.excluded.items()]
 
 
+def headline(run: Run) -> str:
+    """The learning rate that was found, in one sentence; empty where nothing is known of one.
+
+    >>> from pathlib import Path
+    >>> headline(Run(path=Path("runs/a"), name="a", config={"lr": 3e-4}))
+    'Trained with a learning rate of 3e-4, without a search before.'
+    """
+    search, asked = run.search, asked_lr(run)
+    if search is None:
+        began = "Started from" if compares(run) else "Trained with"
+        return f"{began} a learning rate of {figure(asked)}, without a search before." if asked else ""
+    likely = f"likely between {figure(search.low, 2)} and {figure(search.high, 2)}"
+    found = figure(search.found, 2)
+    if search.found == search.asked:
+        return f"Kept your learning rate of {figure(asked)}: {search.reason.rpartition(': ')[2]}."
+    if found == figure(search.asked, 2):
+        return f"Found a learning rate of {found}, as you asked for; {likely}."
+    return f"Found a learning rate of {found}, {likely}; you asked for {figure(search.asked)}."
+
+
 def sentence(run: Run) -> str:
-    """What happened in the run, in two to four plain sentences.
+    """What happened in the run, in a few plain sentences.
 
     >>> from pathlib import Path
     >>> sentence(Run(path=Path("runs/a"), name="a"))
     'Nothing has been recorded of this run yet.'
     """
-    if not (run.records or run.scouting or run.evaluations or run.result):
+    if not (run.search or run.records or run.evaluations or run.result):
         return "Nothing has been recorded of this run yet."
-    parts = [_training(run), *_learning_rate(run)]
+    parts = [_training(run)]
     if run.records:
-        parts += [_averaged(run), _left_out(run)]
+        parts += [_moved(run), _averaged(run), _left_out(run)]
     return " ".join(part for part in parts if part)
 
 
@@ -118,42 +143,51 @@ def are_comparable(runs: Sequence[Run]) -> bool:
     return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
 
 
-def found_lr(run: Run) -> float | None:
-    """The learning rate that the run found, as a peak: stated, or the start times what was learned.
+def asked_lr(run: Run) -> float | None:
+    """The learning rate that was asked for, as a peak; that of the first group where only records tell."""
+    if run.search is not None:
+        return run.search.asked
+    stated = number(run.config.get("lr"))
+    if stated is not None:
+        return stated
+    name = next(iter(learning_rates(run)), "")
+    planned = plan_series(run, name)[1] or base_series(run, name)[1]
+    return max((value for value in planned if 0 < value < math.inf), default=None)
 
-    None where the run ends within the scout, which has found nothing yet.
-    """
-    if _is_undecided(run):
-        return None
+
+def found_lr(run: Run) -> float | None:
+    """The peak learning rate that the run came to: stated, or what it began with times what was learned."""
     stated = number(run.result.get("found_lr"))
     if stated is not None:
         return stated
-    scouted, anchored, factors = scouted_of(run), anchored_of(run), corrections(run)
-    chosen = None if scouted is None or scouted.choice is None else scouted.choice.lr
-    if anchored is not None:
-        factors = anchored.last_factors
-    start = chosen or number(run.config.get("lr"))
-    if start is None or not factors or (anchored is None and len(factors) > 1):
-        return chosen
+    start, factors = run.search.found if run.search is not None else asked_lr(run), corrections(run)
+    if start is None or not factors:
+        return start
     return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
 
 
+def num_brakes(run: Run) -> int:
+    """How often the guard went back."""
+    return run.records[-1].num_brakes if run.records else 0
+
+
+def training_loss(run: Run) -> float | None:
+    """Mean over the replicas in the last round that has a loss."""
+    means = (mean(record.losses) for record in reversed(run.records))
+    return next((loss for loss in means if loss is not None), None)
+
+
+def compares(run: Run) -> bool:
+    """Whether a controller compared the replicas; the guard does not."""
+    return any(record.signal for record in run.records)
+
+
 def corrections(run: Run) -> list[float]:
-    """Final factors of the controller on the planned learning rates, one per parameter group."""
-    if not run.records or not _has_controller(run) or run.config.get("controller") == "paper":
+    """Final factors on the planned learning rates, one per parameter group."""
+    if not run.records or run.config.get("controller") == "paper":
         return []  # the paper's form has no factor: it holds the value itself
     last = run.records[-1].correction
     return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
-
-
-def _is_undecided(run: Run) -> bool:
-    """Whether the run ends within the scout, as far as anybody knows."""
-    if run.records:
-        return False
-    scouted = scouted_of(run)
-    if scouted is None:
-        return run.config.get("scout") is True and run.status != "finished"
-    return scouted.choice is None
 
 
 def _training(run: Run) -> str:
@@ -190,108 +224,52 @@ def _averaged(run: Run) -> str:
 
 
 def _loss_so_far(run: Run) -> str:
-    if run.final_loss is None:
-        return ""
     unit = f" {run.loss_unit}" if run.loss_unit else ""
+    if run.final_loss is None:
+        trained = training_loss(run)
+        return "" if trained is None else f"a training loss of {figure(trained)}{unit}"
     first = next((e.loss for e in run.evaluations if e.loss is not None), None)
     began = f" (it began at {figure(first)})" if first is not None and len(run.evaluations) > 1 else ""
     return f"a held-out loss of {figure(run.final_loss)}{unit}{began}"
 
 
-def _learning_rate(run: Run) -> Iterable[str]:
-    start, scouted, anchored = number(run.config.get("lr")), scouted_of(run), anchored_of(run)
-    if _is_undecided(run):
-        yield from _undecided(scouted, start)
-        return
-    from_start = f"Started from a learning rate of {figure(start)}, the" if start is not None else "The"
-    if scouted is not None and scouted.choice is not None:
-        yield _scouted(scouted, scouted.choice, start)
-        start, from_start = scouted.choice.lr, "From there, the"
-    elif scouted is not None:
-        yield f"{_tried(scouted, start)}. What it chose is not recorded."
-    factors = [] if anchored is None else anchored.last_factors
-    if anchored is not None and factors:
-        low, high = (figure(f, 2) for f in (min(factors), max(factors)))
-        if low == high:
-            at_peak = f", to {figure(start * factors[0], 2)} at its peak" if start is not None else ""
-            yield f"{from_start} anchored controller moved it by a factor of {low}{at_peak}."
-        else:
-            moved = f"by factors from {low} to {high}, by parameter group"
-            yield f"{from_start} anchored controller moved it {moved}."
-        if anchored.num_brakes:
-            yield f"It braked {count(anchored.num_brakes, 'time')}, where the training loss jumped up."
-        if anchored.held_from is not None:
-            yield f"It was held from step {anchored.held_from:,} on: {anchored.reason}."
-    elif not _has_controller(run):
-        if start is not None and scouted is None:
-            yield f"Without a controller, the learning rate kept to its plan, with a peak of {figure(start)}."
-    elif run.config.get("controller") == "paper":
-        values = [
-            v for r in run.records for name, t in r.base_trace.items() if is_learning_rate(name) for v in t
-        ]
-        last = (
-            [v for name, v in run.records[-1].base.items() if is_learning_rate(name)] if run.records else []
-        )
-        if values and last:
-            ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
-            peak = figure(max(values + last), 2)
-            yield f"{from_start} controller held it itself: it peaked at {peak} and ended at {ends}."
-    else:
-        yield _moved(run, start, from_start)
-
-
-def _moved(run: Run, start: float | None, from_start: str) -> str:
-    factors, found = corrections(run), found_lr(run)
+def _moved(run: Run) -> str:
+    """What the guard, or a controller that compares replicas, made of the learning rate."""
+    brakes, found, factors = num_brakes(run), found_lr(run), corrections(run)
+    if brakes:
+        times = "once" if brakes == 1 else f"{brakes} times"
+        lowered = f", to {figure(found, 2)} at its peak" if found is not None else ""
+        return f"The run collapsed {times}: the guard went back and lowered the learning rate{lowered}."
+    if not compares(run):
+        return ""
+    if run.config.get("controller") == "paper":
+        values = [v for name in learning_rates(run) for v in base_series(run, name)[1]]
+        last = [v for name, v in run.records[-1].base.items() if is_learning_rate(name)]
+        if not (values and last):
+            return ""
+        ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
+        peak = figure(max(values + last), 2)
+        return f"The controller held the learning rate itself: it peaked at {peak} and ended at {ends}."
     if len(factors) > 1:
         low, high = figure(min(factors)), figure(max(factors))
         by = f"a factor of {low}" if low == high else f"factors from {low} to {high}"
-        return f"{from_start} controller moved the learning rates of {len(factors)} parameter groups by {by}."
-    if found is not None and start:
-        return (
-            f"{from_start} controller moved it by a factor of {figure(found / start)}, "
-            f"to {figure(found, 2)} at its peak."
-        )
-    return f"{from_start} controller moved it by a factor of {figure(factors[0])}." if factors else ""
-
-
-def _scouted(scouted: Scouted, choice: Choice, start: float | None) -> str:
-    text = f"{_tried(scouted, start)} and chose {figure(choice.lr, 2)}"
-    if choice.low is not None and choice.high is not None:
-        text += f" (likely between {figure(choice.low, 2)} and {figure(choice.high, 2)})"
-    return text + "."
-
-
-def _undecided(scouted: Scouted | None, start: float | None) -> Iterable[str]:
-    if scouted is None:
-        yield "The scout has not ended its first round yet, and the run itself has not begun."
-    else:
-        yield f"{_tried(scouted, start)}."
-        yield "It has not decided yet, and the run itself has not begun."
-
-
-def _tried(scouted: Scouted, start: float | None) -> str:
-    text = f"Started from a learning rate of {figure(start)}, a scout" if start is not None else "A scout"
-    if not scouted.lrs:
-        return f"{text} ran"
-    ends = f"{figure(min(scouted.lrs), 2)} to {figure(max(scouted.lrs), 2)}"
-    return f"{text} tried {ends} in {count(len(scouted.fans), 'round')}"
+        return f"The controller moved the learning rates of {len(factors)} parameter groups by {by}."
+    if not factors:
+        return ""
+    return (
+        f"The controller moved the learning rate by a factor of {figure(factors[0])}, to {figure(found, 2)} "
+        "at its peak."
+    )
 
 
 def _left_out(run: Run) -> str:
     events = excluded_events(run)
     replicas = sorted({replica for _, replica, _ in events})
     if not events:
-        return "No replica was left out."
+        return "No replica was left out." if run.num_replicas != 1 else ""
     if len(replicas) == 1:
         return f"Replica {replicas[0]} was left out of {count(len(events), 'sync')}."
     if len(replicas) > 5:
         return f"{len(replicas)} replicas were left out, {len(events)} times in all."
     names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}"
     return f"Replicas {names} were left out, {len(events)} times in all."
-
-
-def _has_controller(run: Run) -> bool:
-    stated = run.config.get("controller")
-    if isinstance(stated, str):
-        return stated not in ("none", "")
-    return any(record.signal for record in run.records)

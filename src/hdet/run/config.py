@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hdet.core.checks import require_choice, require_count, require_flag, require_number
+from hdet.core.lr_search import LEAST_STEPS
 from hdet.core.recipe import Recipe
-from hdet.core.scout import Scout, least_steps
 
 __all__ = ["EXPLORABLE", "RunConfig"]
 
@@ -36,8 +36,8 @@ class RunConfig:
     The defaults are those of :class:`hdet.AutoLR`, and of ``hdet run``.
 
     >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
-    >>> config.scout, config.controller, config.average_tail
-    (True, 'anchored', 0.075)
+    >>> config.find, config.controller, config.average_tail
+    (True, 'guard', 0.075)
     """
 
     task: str
@@ -59,26 +59,22 @@ class RunConfig:
     anneal_to: float = _CHOSEN
     """Share of the peak at which the anneal ends; 0.15 with a tail, else 0."""
     average_tail: float = _CHOSEN
-    """Share of the steps, the last ones, whose weights are averaged over time into the final ones; 0.075 with
-    the anchored controller, else 0."""
-    warmup: float = Recipe.warmup
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps, the last ones, whose weights are averaged over time into the final ones; 0.075
+    with the guard, else 0."""
+    warmup: float = _CHOSEN
+    """Share of the steps in which the learning rate rises; 0.4 with the guard, else 0.1."""
     spread: float = _CHOSEN
     """Half-width of the replicas' learning rates around the plan, 0 for equal replicas; 1/9 where a
     controller compares replicas, else 0."""
-    per_group: bool = _CHOSEN
-    """Whether each parameter group has its own learning-rate factor and correction; with the anchored
-    controller, if nothing but the learning rate is explored."""
+    per_group: bool = False
+    """Whether each parameter group has its own learning-rate factor and correction."""
     explore: dict[str, float] = field(default_factory=dict)
     """Spreads of further hyperparameters."""
-    sync_every: int = 25
-    """Steps per round, T."""
-    scout: bool = _CHOSEN
-    """Find the learning rate by short trials in the first steps, then start over; if the run is long
-    enough."""
-    scout_fraction: float = Recipe.scout_fraction
-    """Share of the steps that the scout takes."""
-    controller: Literal["anchored", "log", "paper", "none"] = "anchored"
+    sync_every: int = _CHOSEN
+    """Steps per round, T; with the guard fewer than 25 in a short run, and more in a long one, else 25."""
+    find: bool = _CHOSEN
+    """Find the learning rate before the run, with :func:`hdet.find_lr`; if the run is long enough."""
+    controller: Literal["guard", "log", "paper", "none"] = "guard"
     controller_start: int = 0
     """Step from which the controller acts."""
     temperature: float | None = None
@@ -97,13 +93,14 @@ class RunConfig:
         require_number("lr", self.lr, above=0)
         require_count("steps", self.steps)
         require_count("replicas", self.replicas)
-        require_choice("controller", self.controller, ("anchored", "log", "paper", "none"))
-        is_anchored, compares = self.controller == "anchored", self.controller in ("log", "paper")
-        self._choose("average_tail", Recipe.average_tail if is_anchored else 0.0)
+        require_choice("controller", self.controller, ("guard", "log", "paper", "none"))
+        is_guarded, compares = self.controller == "guard", self.controller in ("log", "paper")
+        self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
+        self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
         self._choose("anneal_to", Recipe.anneal_to if self.average_tail else 0.0)
         self._choose("spread", 1 / 9 if compares else 0.0)
-        self._choose("per_group", is_anchored and not self.explore)
-        self._choose("scout", self.steps >= least_steps(Scout(), self.replicas))
+        self._choose("sync_every", Recipe(total_steps=self.steps).steps_per_round if is_guarded else 25)
+        self._choose("find", self.steps >= LEAST_STEPS)
         require_choice("engine", self.engine, ("virtual", "torchrun"))
         require_choice("gradients", self.gradients, ("shared", "local"))
         require_choice("optimizer", self.optimizer, ("adamw", "adam", "sgd"))
@@ -116,8 +113,7 @@ class RunConfig:
         require_number("spread", self.spread, at_least=0, below=1)
         require_flag("per_group", self.per_group)
         require_count("sync_every", self.sync_every)
-        require_flag("scout", self.scout)
-        require_number("scout_fraction", self.scout_fraction, above=0, below=0.5)
+        require_flag("find", self.find)
         require_count("controller_start", self.controller_start, at_least=0)
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
@@ -131,11 +127,10 @@ class RunConfig:
                 require_number(f"explore {name}", spread, at_least=0)
             else:
                 require_number(f"explore {name}", spread, at_least=0, below=1)
-        least = least_steps(Scout(fraction=self.scout_fraction), self.replicas, self.steps)
-        if self.scout and self.steps < least:
+        if self.find and self.steps < LEAST_STEPS:
             raise ValueError(
-                f"steps must be at least {least} for the scout with {self.replicas} replicas, got "
-                f"{self.steps}: train longer, use more replicas, or leave the scout out"
+                f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "
+                "longer, or leave the search out"
             )
         if self.engine == "torchrun" and self.gradients == "local":
             raise ValueError(

@@ -17,6 +17,7 @@ from torch import nn
 
 from hdet.core.assign import derived_seed
 from hdet.errors import AllReplicasFailedError
+from hdet.find import FoundLR
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder, write_json
@@ -76,6 +77,7 @@ def run(
     sinks: Sequence[RecordSink] = (),
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_record: Callable[[RoundRecord], None] = lambda _: None,
+    on_found: Callable[[FoundLR], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
     device: str = "cpu",
@@ -92,6 +94,7 @@ def run(
         sinks: take every record too.
         on_progress: called every few steps on every rank.
         on_record: called for every record on rank zero.
+        on_found: called on rank zero with what the search before the run has found.
         should_stop: asked every few steps; a run that is stopped converges and saves.
         task: the task, if it is already there.
         device: of model and batches.
@@ -102,9 +105,12 @@ def run(
         task = task or load_task(config.task, config.task_options)
         watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
         trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
-            task, config, watch, device
+            task, config, watch, device, searches=config.find and not resume
         )
         on_ready()
+        if trainer.found is not None and trainer.is_main:
+            watch.write(trainer.found.to_record(config.replicas))
+            on_found(trainer.found)
         seconds_before = 0.0
         if resume:
             state = folder.load_checkpoint()
@@ -183,7 +189,7 @@ class _Run:
                     self._evaluate()
                     self._save()
                     return self._finish("stopped", "asked to stop")
-                if is_end or (step % config.evaluation_interval == 0 and not engine.is_scouting):
+                if is_end or step % config.evaluation_interval == 0:
                     self._evaluate()
                     self._save()
             if self._evaluated_at != engine.num_steps:  # resumed at the very end
@@ -199,7 +205,7 @@ class _Run:
         """Where a run can be saved without changing it: averaging within a round would."""
         config = self._config
         differ = config.spread > 0 or bool(config.explore) or config.noise_scale > 0
-        anywhere = self._trainer.engine.is_scouting or not (differ or config.gradients == "local")
+        anywhere = not (differ or config.gradients == "local")
         return step % (_LOOK_EVERY if anywhere else config.sync_every) == 0
 
     def _progress(self, step: int) -> Progress:

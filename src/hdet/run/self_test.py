@@ -228,7 +228,7 @@ def _train(rank: int) -> tuple[float, float]:
 
 
 def _find(rank: int) -> float:
-    """A whole run that finds its learning rate: probe, scout, save points, controller and tail."""
+    """A whole run that finds its learning rate: search, save points, guard and tail."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -245,10 +245,12 @@ def _find(rank: int) -> float:
     def loss_of(module: nn.Module, x: Tensor) -> Tensor:
         return (module(x) - x.sum(dim=1, keepdim=True)).square().mean()
 
-    auto = hdet.AutoLR(optimizer, total_steps=300, model=model, probe=lambda: loss_of(layer, held_out))
-    batches = torch.Generator().manual_seed(rank)
-    for _ in range(300):
-        loss = loss_of(model, torch.randn(8, 8, generator=batches))
+    generator = torch.Generator().manual_seed(rank)
+    batches = [torch.randn(8, 8, generator=generator) for _ in range(100)]
+    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=200, probe=held_out)
+    auto = hdet.AutoLR(optimizer, total_steps=200, model=model, found=found)
+    for step in range(200):
+        loss = loss_of(model, batches[step % 100])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -257,8 +259,8 @@ def _find(rank: int) -> float:
     if apart != 0:
         raise SelfTestError(f"after a run with hdet.AutoLR, parameters of the replicas differ by {apart}")
     factor = auto.found_lr["lr"] / start
-    if auto.is_scouting or not factor > 1:
-        raise SelfTestError(f"hdet.AutoLR must raise a learning rate that is too low, got x{factor:.3g}")
+    if not factor > 1:
+        raise SelfTestError(f"hdet.find_lr must raise a learning rate that is too low, got x{factor:.3g}")
     return factor
 
 

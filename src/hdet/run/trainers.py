@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -36,6 +36,11 @@ class Trainer(Protocol):
     @property
     def engine(self) -> Ensemble:
         """What counts steps and moves the base."""
+        ...
+
+    @property
+    def found(self) -> hdet.FoundLR | None:
+        """What the search before the run has found, if there was one."""
         ...
 
     @property
@@ -89,29 +94,37 @@ def _explored(config: RunConfig, model: nn.Module) -> list[Hyperparameter]:
     return explore + [build[name](spread) for name, spread in config.explore.items() if name != "lr"]
 
 
-def _recipe(config: RunConfig, task: Task) -> Recipe:
-    """The recipe that the settings name; a task that does not say how much data it has never repeats it."""
-    steps_per_epoch = math.inf
-    if task.num_examples is not None and task.batch_size:
-        steps_per_epoch = max(1, task.num_examples // (task.batch_size * config.replicas))
-    return Recipe(
+def _find(
+    task: Task, config: RunConfig, model: nn.Module, optimizer: Optimizer, batches: Iterator[Any], device: Any
+) -> hdet.FoundLR:
+    """The search before the run; on its own generators, so that the run is the same as without it."""
+    return hdet.find_lr(
+        model,
+        optimizer,
+        batches,
+        task.loss,
         total_steps=config.steps,
-        steps_per_epoch=steps_per_epoch,
+        probe=to_device(device, task.probe_batch()) if config.probe else None,
+    )
+
+
+def _settings(
+    config: RunConfig,
+    optimizer: Optimizer,
+    model: nn.Module,
+    records: RecordSink | None,
+    found: hdet.FoundLR | None,
+) -> dict[str, Any]:
+    """The recipe, with what the settings change of it."""
+    recipe = Recipe(
+        total_steps=config.steps,
         warmup=config.warmup,
         anneal=config.anneal,
         anneal_to=config.anneal_to,
         average_tail=config.average_tail,
         sync_every=config.sync_every,
-        scout=config.scout,
-        scout_fraction=config.scout_fraction,
     )
-
-
-def _settings(
-    config: RunConfig, task: Task, optimizer: Optimizer, model: nn.Module, records: RecordSink | None
-) -> dict[str, Any]:
-    """The recipe, with what the settings change of it."""
-    settings = settings_of(_recipe(config, task), optimizer, config.replicas)
+    settings = settings_of(recipe, optimizer, found)
     settings |= {"explore": _explored(config, model), "seed": config.seed, "records": records}
     if config.controller == "none":
         settings["controller"] = None
@@ -132,10 +145,23 @@ class VirtualTrainer:
 
     is_main = True
 
-    def __init__(self, task: Task, config: RunConfig, records: RecordSink | None, device: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig,
+        records: RecordSink | None,
+        device: str,
+        *,
+        searches: bool = False,
+    ) -> None:
         self._task, self._config, self._device = task, config, torch.device(device)
         self.model = task.build_model(config.seed).to(self._device)
         optimizer = build_optimizer(config, task.parameter_groups(self.model))
+        self.found = None
+        if searches:
+            streams = self._open_streams(0)
+            batches = (self._batches(streams) for _ in itertools.count())
+            self.found = _find(task, config, self.model, optimizer, batches, self._device)
         has_static = bool({"dropout", "attention_temperature", "label_smoothing"} & set(config.explore))
         probe_batch = to_device(self._device, task.probe_batch()) if config.probe else None
         self._ensemble = hdet.VirtualEnsemble(
@@ -147,22 +173,25 @@ class VirtualTrainer:
             vectorize=task.can_vectorize and not has_static,
             join_equal=True,
             probe=(lambda model: task.loss(model, probe_batch)) if config.probe else None,
-            **_settings(config, task, optimizer, self.model, records),
+            **_settings(config, optimizer, self.model, records, self.found),
         )
         if config.noise_scale:
             self._ensemble.warm_start(config.noise_scale)
         self.engine = self._ensemble.engine
-        self._streams = self._open_streams()
+        self._streams = self._open_streams(self.engine.num_steps)
 
-    def _open_streams(self) -> list[Iterator[Any]]:
+    def _open_streams(self, start: int) -> list[Iterator[Any]]:
         return [
-            self._task.train_batches(seed=self._config.seed, replica=r, start=self.engine.num_steps)
+            self._task.train_batches(seed=self._config.seed, replica=r, start=start)
             for r in range(self._config.replicas)
         ]
 
+    def _batches(self, streams: list[Iterator[Any]]) -> list[Any]:
+        return [to_device(self._device, _next(stream)) for stream in streams]
+
     def step(self) -> Tensor:
         """See :class:`Trainer`."""
-        return self._ensemble.step([to_device(self._device, _next(stream)) for stream in self._streams])
+        return self._ensemble.step(self._batches(self._streams))
 
     def converge(self) -> None:
         """See :class:`Trainer`."""
@@ -179,34 +208,45 @@ class VirtualTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :class:`Trainer`."""
         self._ensemble.load_state_dict(state)
-        self._streams = self._open_streams()
+        self._streams = self._open_streams(self.engine.num_steps)
 
 
 class RankTrainer:
     """One replica in this process, as one rank of torch.distributed, which must be running."""
 
-    def __init__(self, task: Task, config: RunConfig, records: RecordSink | None, device: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig,
+        records: RecordSink | None,
+        device: str,
+        *,
+        searches: bool = False,
+    ) -> None:
         self._task, self._config, self._device = task, config, torch.device(device)
         self._rank = dist.get_rank()
         self.is_main = self._rank == 0
         self.model = task.build_model(config.seed).to(self._device)
         self._wrapped = DistributedDataParallel(self.model)
+        self._optimizer = build_optimizer(config, task.parameter_groups(self.model))
+        self.found = None
+        if searches:
+            stream = self._open_stream(0)
+            batches = (to_device(self._device, _next(stream)) for _ in itertools.count())
+            self.found = _find(task, config, self._wrapped, self._optimizer, batches, self._device)
         if config.noise_scale:
             hdet.warm_start(self._wrapped, config.noise_scale, seed=config.seed)
-        self._optimizer = build_optimizer(config, task.parameter_groups(self.model))
         probe_batch = to_device(self._device, task.probe_batch()) if config.probe else None
         self.engine = Ensemble(
             self._optimizer,
             model=self._wrapped,
             probe=(lambda: task.loss(self.model, probe_batch)) if config.probe else None,
-            **_settings(config, task, self._optimizer, self.model, records if self.is_main else None),
+            **_settings(config, self._optimizer, self.model, records if self.is_main else None, self.found),
         )
-        self._stream = self._open_stream()
+        self._stream = self._open_stream(self.engine.num_steps)
 
-    def _open_stream(self) -> Iterator[Any]:
-        return self._task.train_batches(
-            seed=self._config.seed, replica=self._rank, start=self.engine.num_steps
-        )
+    def _open_stream(self, start: int) -> Iterator[Any]:
+        return self._task.train_batches(seed=self._config.seed, replica=self._rank, start=start)
 
     def step(self) -> Tensor:
         """See :class:`Trainer`."""
@@ -240,7 +280,7 @@ class RankTrainer:
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.engine.load_state_dict(state["engine"])
-        self._stream = self._open_stream()
+        self._stream = self._open_stream(self.engine.num_steps)
 
 
 def _next(stream: Iterator[Any]) -> Any:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.core.anchored import AnchoredController
 from hdet.core.checks import (
     require_choice,
     require_count,
@@ -23,7 +22,7 @@ from hdet.core.checks import (
 )
 from hdet.core.controller import Controller
 from hdet.core.decay import equation8
-from hdet.core.scout import Scout
+from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
 from hdet.errors import HdetWarning
 from hdet.explore import LearningRate
@@ -78,10 +77,8 @@ class OneCycleAutoLR(OneCycleLR):
             or a number.
         temperature: overrides ``loss_scale``: a number, or ``"auto"`` for the spread of the losses.
         records: takes a record per sync, such as :class:`hdet.Records`.
-        scout: finds the learning rate in the first steps and then starts over; see :class:`hdet.Scout`. Give
-            the wrapped model as ``model``.
         probe: returns the loss that replicas are compared by; see :class:`hdet.Ensemble`.
-        controller: an :class:`hdet.AnchoredController` or :class:`hdet.Controller` instead of the paper's.
+        controller: an :class:`hdet.Guard` or another :class:`hdet.Controller` instead of the paper's.
         average_tail: share of the run, at its end, whose weights are averaged; see :class:`hdet.Ensemble`.
             Let the plan end higher with it: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
     """
@@ -120,9 +117,8 @@ class OneCycleAutoLR(OneCycleLR):
         decay: float | Literal["floor", "equation8"] = "floor",
         temperature: float | Literal["auto"] | None = None,
         records: RecordSink | None = None,
-        scout: Scout | None = None,
         probe: Callable[[], Tensor | float] | None = None,
-        controller: Controller | AnchoredController | None = None,
+        controller: Controller | Guard | None = None,
         average_tail: float = 0.0,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -198,11 +194,6 @@ class OneCycleAutoLR(OneCycleLR):
                 decay=decay,
             )
         replicas = ReplicaGroup.of(process_group, fallback_index=rank, fallback_count=world_size)
-        if scout is not None and replicas.count > 1 and not replicas.communicates:
-            raise ValueError(
-                "world_size must be 1 for the scout while torch.distributed is not running, got "
-                f"{world_size}: call torch.distributed.init_process_group first"
-            )
 
         with _unchanged_on_error(optimizer):
             super().__init__(
@@ -230,7 +221,6 @@ class OneCycleAutoLR(OneCycleLR):
                 replicas=replicas,
                 seed=seed,
                 records=records,
-                scout=scout,
                 probe=probe,
                 average_tail=average_tail,
             )

@@ -30,8 +30,7 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
     for record in records:
-        if record.scout:  # trials before the run, which has started over
-            step = record.step
+        if record.search is not None:  # before the run
             continue
         if record.step - record.num_steps != step:
             raise ValueError(

@@ -1,6 +1,6 @@
 """What a run leaves behind: one record per round, and where records go."""
 
-from hdet.telemetry.record import RoundRecord, ScoutDecision, ScoutRecord
+from hdet.telemetry.record import RoundRecord, SearchRecord
 from hdet.telemetry.sinks import JsonlSink, Records, RecordSink, read_records, scan_records
 
 __all__ = [
@@ -8,8 +8,7 @@ __all__ = [
     "RecordSink",
     "Records",
     "RoundRecord",
-    "ScoutDecision",
-    "ScoutRecord",
+    "SearchRecord",
     "read_records",
     "scan_records",
 ]

@@ -6,41 +6,28 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["RoundRecord", "ScoutDecision", "ScoutRecord"]
+__all__ = ["RoundRecord", "SearchRecord"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoutDecision:
-    """What the scout decided. Factors are on the planned learning rate."""
+class SearchRecord:
+    """What :func:`hdet.find_lr` saw and chose, before the run. Learning rates of one parameter group."""
 
-    chosen: float
-    """Best factor, before the transfer."""
+    asked: float
+    """What the optimizer had."""
+    found: float
+    """What the run trains with."""
     low: float
-    """One standard deviation below it."""
     high: float
-    """One standard deviation above it."""
-    transfer: float
-    """Factor from the trials to the run."""
-    factor: float
-    """What the run begins with."""
-    reason: str = ""
-    """Why the decision is not simply the best trial, if it is not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoutRecord:
-    """What one fan of the scout saw: a short trial of every replica, each at its own learning rate."""
-
-    stage: str
-    """``"wide"`` or ``"narrow"``."""
-    peak_lr: float
-    """Learning rate that a factor of one stands for."""
-    factors: list[float]
-    """Factor of each replica."""
-    scores: list[float | None]
-    """Score of each replica, the lower the better; None where the trial failed."""
-    decision: ScoutDecision | None = None
-    """What the scout decided, where this fan was the last one."""
+    """The best learning rate of a sweep should lie between these in four cases of five."""
+    reason: str
+    """How it came about, in words."""
+    num_steps: int
+    """Optimizer steps that the search took."""
+    ramp: list[list[float]]
+    """Pairs of learning rate and loss, for each step of the ramp."""
+    trials: list[list[float | None]]
+    """Pairs of learning rate and score, for each trial; None where the loss was not finite."""
 
 
 @dataclass(kw_only=True)
@@ -88,12 +75,10 @@ class RoundRecord:
     """Steps since the previous record."""
     converged: bool = False
     """Whether parameters were averaged."""
-    scout: ScoutRecord | None = None
-    """What the scout saw, where one of its fans ended here; None in the run itself."""
-    gate: str = ""
-    """Why the anchored controller no longer moves the base, if it does not."""
+    search: SearchRecord | None = None
+    """What was found before the run, in a record of its own at step 0; None in the run itself."""
     num_brakes: int = 0
-    """How often it has braked so far, because the training loss jumped up."""
+    """How often the guard has gone back so far, because the run had collapsed."""
     num_averaged_steps: int = 0
     """At the end of a run whose tail is averaged: how many steps the final weights are the mean of."""
     milliseconds: dict[str, float] = field(default_factory=dict)
@@ -102,8 +87,8 @@ class RoundRecord:
     def to_json(self) -> str:
         """One line of JSON."""
         data = vars(self)
-        if self.scout is not None:
-            data = data | {"scout": asdict(self.scout)}
+        if self.search is not None:
+            data = data | {"search": asdict(self.search)}
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -111,23 +96,16 @@ class RoundRecord:
         """The record of one line; fields that this version does not know are ignored."""
         data = _known(cls, json.loads(text))
         data["excluded"] = {int(replica): why for replica, why in data.get("excluded", {}).items()}
-        data["scout"] = _scout(data.get("scout"))
+        data["search"] = _search(data.get("search"))
         return cls(**data)
 
 
-def _scout(data: Any) -> ScoutRecord | None:
-    if data is None or data == {}:  # earlier versions wrote an empty object for none
+def _search(data: Any) -> SearchRecord | None:
+    if data is None:
         return None
     if not isinstance(data, dict):
-        raise TypeError(f"scout must be an object or null, got {type(data).__name__}")
-    decision = data.get("decision")
-    if "chosen_factor" in data:  # earlier versions kept the decision beside what was seen
-        decision = data | {"chosen": data["chosen_factor"]}
-    if decision is not None and not isinstance(decision, dict):
-        raise TypeError(f"scout.decision must be an object or null, got {type(decision).__name__}")
-    known = _known(ScoutRecord, data)
-    known["decision"] = None if decision is None else ScoutDecision(**_known(ScoutDecision, decision))
-    return ScoutRecord(**known)
+        raise TypeError(f"search must be an object or null, got {type(data).__name__}")
+    return SearchRecord(**_known(SearchRecord, data))
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:

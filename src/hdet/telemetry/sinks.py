@@ -148,10 +148,8 @@ def _reason(error: Exception) -> str:
 def _problem_of(record: RoundRecord) -> str:
     """The first field that does not hold what it should, in words; empty if all do."""
     problem = _first_problem(record, "", _RECORD_RULES)
-    if record.scout is not None:
-        problem = problem or _first_problem(record.scout, "scout.", _SCOUT_RULES)
-        if record.scout.decision is not None:
-            problem = problem or _first_problem(record.scout.decision, "scout.decision.", _DECISION_RULES)
+    if record.search is not None:
+        problem = problem or _first_problem(record.search, "search.", _SEARCH_RULES)
     return problem
 
 
@@ -176,6 +174,12 @@ def _is_number(value: object) -> bool:
 
 def _is_list(value: object, *, has_gaps: bool = False) -> bool:
     return isinstance(value, list) and all(_is_number(v) or (has_gaps and v is None) for v in value)
+
+
+def _are_pairs(value: object, *, has_gaps: bool = False) -> bool:
+    return isinstance(value, list) and all(
+        _is_list(pair, has_gaps=has_gaps) and len(pair) == 2 and pair[0] is not None for pair in value
+    )
 
 
 def _is_mapping(value: object, holds: Callable[[object], bool]) -> bool:
@@ -210,15 +214,15 @@ _RECORD_RULES: tuple[_Rule, ...] = (
         "lists of numbers by name",
     ),
     (("excluded",), lambda value: _is_mapping(value, _is_text), "reasons"),
-    (("gate",), _is_text, "text"),
 )
-_SCOUT_RULES: tuple[_Rule, ...] = (
-    (("stage",), _is_text, "text"),
-    (("peak_lr",), _is_number, "a number"),
-    (("factors",), _is_list, "a list of numbers"),
-    (("scores",), *_GAPS),
-)
-_DECISION_RULES: tuple[_Rule, ...] = (
-    (("chosen", "low", "high", "transfer", "factor"), _is_number, "a number"),
+_SEARCH_RULES: tuple[_Rule, ...] = (
+    (("asked", "found", "low", "high"), _is_number, "a number"),
     (("reason",), _is_text, "text"),
+    (("num_steps",), _is_count, "a whole number"),
+    (("ramp",), _are_pairs, "pairs of numbers"),
+    (
+        ("trials",),
+        lambda value: _are_pairs(value, has_gaps=True),
+        "pairs of numbers, the second of them or null",
+    ),
 )

@@ -78,9 +78,7 @@ def test_json_is_one_object_on_stdout(hdet, tmp_path):
         (["--controller", "none", "--average-tail", "0.2", "--anneal-to", "0.5"], 0.2, 0.5),
     ],
 )
-def test_the_tail_is_averaged_with_the_anchored_controller(
-    hdet, tmp_path, arguments, average_tail, anneal_to
-):
+def test_the_tail_is_averaged_with_the_guard(hdet, tmp_path, arguments, average_tail, anneal_to):
     hdet("run", *QUICK, *arguments, "--out", "here")
     config = json.loads((tmp_path / "here/config.json").read_text())
     assert (config["average_tail"], config["anneal_to"]) == (average_tail, anneal_to)
@@ -98,7 +96,7 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
         (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
         (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
-        (["--scout", "--steps", "50"], "steps must be at least 240 for the scout with 2 replicas, got 50"),
+        (["--find", "--steps", "40"], "steps must be at least 50 to find the learning rate, got 40"),
     ):
         out, err = hdet("run", *QUICK, *arguments, expect=2)
         assert message in err
@@ -125,7 +123,7 @@ def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):
     hdet("run", *QUICK, "--out", "kept")
     before = {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()}
     for arguments in (
-        ["--scout"],
+        ["--find", "--steps", "40"],
         ["--explore", "weight_decay=3", "--weight-decay", "0.1"],
         ["--device", "no"],
     ):

@@ -101,6 +101,34 @@ def test_ranks_go_back_together():
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.1])
+def test_virtual_replicas_go_back_too(spread):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    records = hdet.Records()
+    ensemble = hdet.VirtualEnsemble(
+        net,
+        optimizer,
+        lambda model, data: (model(data[0]) - data[1]).square().mean(),
+        num_replicas=2,
+        join_equal=True,
+        explore=[hdet.LearningRate(spread=spread)],
+        sync_every=SYNC,
+        total_steps=STEPS,
+        controller=Guard(),
+        records=records,
+    )
+    losses = []
+    for step in range(STEPS):
+        if step == 101:
+            for matrix in ensemble.replicas.rows.matrices:
+                matrix.mul_(20)
+        losses.append(ensemble.step([batch(0, step), batch(1, step)]).mean().item())
+    assert records[-1].num_brakes == 1
+    assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
+    assert sum(losses[-20:]) / 20 < 1.2 * sum(losses[80:100]) / 20 < 0.2 * max(losses[101:])
+
+
 def test_what_it_remembers_is_in_the_checkpoint():
     _, ensemble, _, _ = train(0, guard=Guard(), steps=150)
     state = ensemble.state_dict()
@@ -143,5 +171,3 @@ def test_where_it_cannot_work_it_says_so():
         hdet.Ensemble(optimizer, controller=Guard())
     with pytest.raises(ValueError, match="for a Guard to lower"):
         hdet.Ensemble(optimizer, controller=Guard(), total_steps=10, explore=[hdet.Momentum(0.1)])
-    with pytest.raises(ValueError, match="must not be a Guard with virtual replicas"):
-        hdet.VirtualEnsemble(net, optimizer, lambda m, b: m(b).sum(), controller=Guard(), total_steps=10)

@@ -470,23 +470,3 @@ def test_a_warm_start_gives_each_replica_the_noise_of_its_own(join_equal: bool) 
             alone.bias.copy_(now[6:])
         hdet.warm_start(alone, 0.1, replica=replica)
         assert torch.equal(ensemble.replicas.rows.matrices[0][replica][:6].view(2, 3), alone.weight)
-
-
-def test_a_bad_replica_leaves_the_anchored_controller_at_work() -> None:
-    ensemble = build(
-        nn.Linear(3, 2),
-        gradients="local",
-        controller=hdet.AnchoredController(),
-        total_steps=100,
-        sync_every=5,
-    )
-    for t in range(40):
-        if t == 3:
-            ensemble.replicas.rows.matrices[0][2].fill_(math.nan)
-        ensemble.step(
-            [torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
-        )
-    steering = ensemble.engine.steering
-    assert all(torch.isfinite(e).all() for group in steering.anchor.average for e in group)
-    assert steering.memory.states[0].num_controls > 5
-    assert math.isfinite(steering.memory.states[0].log_factor) and steering.memory.states[0].log_factor != 0

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from hdet.report import Run, read_run
+from hdet.report import Evaluation, Run, read_run
 from hdet.report.chart import Chart, Pool, line
 from hdet.report.compare import comparison_charts, comparison_table
-from hdet.report.finders import finder_charts
+from hdet.report.schedules import rate_charts
+from hdet.report.search import search_charts
 from hdet.report.series import (
     across_spread,
     base_series,
@@ -33,8 +34,8 @@ def run(*records: RoundRecord, **more: Any) -> Run:
 
 
 def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
-    parts = (training_charts, finder_charts, hyperparameter_charts, controller_charts, health_charts)
-    return [chart for part in parts for chart in part(one, max_points)]
+    parts = (rate_charts, training_charts, hyperparameter_charts, controller_charts, health_charts)
+    return [*search_charts(one), *(chart for part in parts for chart in part(one, max_points))]
 
 
 def test_thinning_keeps_the_ends_and_the_extremes() -> None:
@@ -96,15 +97,82 @@ def test_the_plan_is_the_base_without_the_correction() -> None:
     assert plan_series(run(record(base={"lr": 3.0}, correction={"lr": 1.0})), "lr") == ([], [])
 
 
-def test_the_plan_of_a_run_that_was_scouted_is_without_what_the_scout_chose(tmp_path: Path) -> None:
-    one = read_run(write_run(tmp_path / "run", has_finder=True))
-    planned = dict(zip(*plan_series(one, "lr.head"), strict=True))
-    scout = one.scouting[-1].scout
-    assert scout is not None and scout.decision is not None and scout.decision.factor > 2
-    (first, *_), (base, *_) = base_series(one, "lr.head")
-    assert (first, planned[first]) == (49, pytest.approx(base / scout.decision.factor))
-    # The controller moves between two syncs as well, so that this is near the peak of the plan only.
-    assert max(planned.values()) == pytest.approx(0.01, rel=0.05)
+def test_the_plan_of_a_run_that_the_guard_lowered_has_the_peak_that_was_found(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "run", controller="guard"))
+    planned, used = (dict(zip(*f(one, "lr.head"), strict=True)) for f in (plan_series, base_series))
+    assert one.search is not None and max(planned.values()) == pytest.approx(one.search.found)
+    assert planned[160] == used[160] and planned[161] == pytest.approx(3 * used[161])
+
+
+def rates(one: Run) -> Chart:
+    (chart,) = rate_charts(one, 2000)
+    return chart
+
+
+def test_the_learning_rate_is_drawn_as_planned_and_as_used(tmp_path: Path) -> None:
+    chart = rates(read_run(write_run(tmp_path / "run", controller="guard")))
+    planned, used, brakes = chart.traces
+    assert [trace["name"] for trace in chart.traces] == [
+        "planned", "learning rate", "guard went back",
+    ]  # fmt: skip
+    assert len(planned["x"]) == len(used["x"]) == 300 and brakes["x"] == [160]
+    assert brakes["y"] == [used["y"][159]] and "guard went back" in chart.caption
+
+
+def test_equal_learning_rates_share_a_line() -> None:
+    def traced(**rates: float) -> Run:
+        names = {f"lr.{name}": [value] for name, value in rates.items()}
+        return run(record(2, num_steps=2, base_trace=names))
+
+    equal = rates(traced(embedding=0.1, non_embedding=0.1))
+    assert [t["name"] for t in equal.traces] == ["learning rate"] and equal.is_log is False
+    assert equal.caption == "The learning rate kept to its plan."
+    parted = rates(traced(embedding=0.1, head=0.1, bias=0.001))
+    assert [t["name"] for t in parted.traces] == ["lr.embedding, lr.head", "lr.bias"] and parted.is_log
+
+
+@pytest.mark.parametrize(("loss", "is_log"), [(4.0, False), (6.0, True)])
+def test_a_loss_that_jumped_does_not_flatten_the_others(loss: float, is_log: bool) -> None:
+    chart, *_ = training_charts(run(record(losses=[loss, None]), evaluations=[Evaluation(10, 1.0)]), 2000)
+    assert chart.is_log is is_log
+
+
+def test_equal_plans_share_a_line() -> None:
+    def traced(*plans: float) -> Run:
+        names = [f"lr.{i}" for i in range(len(plans))]
+        first = {name: [plan] for name, plan in zip(names, plans, strict=True)}
+        factors = {name: 2.0 + i for i, name in enumerate(names)}
+        second = {name: [plan * factors[name]] for name, plan in zip(names, plans, strict=True)}
+        return run(
+            record(1, num_steps=1, base_trace=first, correction=factors),
+            record(2, num_steps=1, base_trace=second, correction=factors),
+        )
+
+    names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.1)).traces]
+    assert names == ["planned", "lr.0", "lr.1", "lr.2"]
+    names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.2)).traces]
+    assert names == ["lr.0, lr.1, planned", "lr.2, planned", "lr.0", "lr.1", "lr.2"]
+
+
+def test_without_a_spread_there_is_one_training_loss() -> None:
+    records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
+    chart, *_ = training_charts(run(*records), 2000)
+    assert [(t["name"], t["y"]) for t in chart.choices[0].traces] == [("training loss", [1.5, 1.5])]
+    assert not chart.has_spread_key and "spread" not in chart.caption
+
+
+@pytest.mark.parametrize(("signal", "compares"), [({"lr": 0.1}, True), ({}, False)])
+def test_only_a_controller_that_compares_is_said_to(signal: dict[str, float], compares: bool) -> None:
+    charts = training_charts(run(record(probes=[1.0, 2.0], signal=signal)), 2000)
+    (probe,) = (chart for chart in charts if chart.title == "Probe")
+    assert ("The controller compares" in probe.caption) is compares
+
+
+def test_the_last_sync_has_a_tick() -> None:
+    timed = [record(7 * i, milliseconds={"measure": 1.0}) for i in range(1, 41)]
+    (chart,) = health_charts(run(*timed), 2000)
+    ticks = chart.layout["xaxis"]["tickvals"]
+    assert (ticks[0], ticks[-1], len(ticks)) == (7, 280, 6) and set(ticks) <= set(chart.traces[0]["x"])
 
 
 def test_losses_across_the_spread() -> None:
@@ -115,28 +183,20 @@ def test_losses_across_the_spread() -> None:
     assert low == pytest.approx((0.9, -1.0, 0.0, 4)) and high == pytest.approx((1.1, 1.0, 0.0, 4))
 
 
-BEFORE = ["Loss", "Metric: mean error", "Metric: explained variance", "Probe"]
-SPREAD = [
-    "Values and their spread",
-    "Schedules by parameter group: lr",
-    "Schedules by parameter group: weight_decay",
-]
-FOUND = ["Scout", "Anchored controller", "Evidence of the anchored controller"]
-STEERED = [
-    "Correction",
-    "Signal and velocity: lr",
-    "Signal and velocity: weight_decay",
-    "Loss across the spread",
-]
-AFTER = ["Cost of the syncs", "Replicas left out"]
+COMPARED = [
+    "Learning rate over the run", "Loss", "Metric: mean error", "Metric: explained variance", "Probe",
+    "Values and their spread", "Schedule: weight_decay", "Correction", "Signal and velocity: lr",
+    "Signal and velocity: weight_decay", "Loss across the spread", "Cost of the syncs", "Replicas left out",
+]  # fmt: skip
+GUARDED = [
+    "Search for the learning rate", "Learning rate over the run", "Loss", "Metric: mean error",
+    "Metric: explained variance", "Cost of the syncs", "Replicas left out",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("has_finder", "titles"),
-    [(False, [*BEFORE, *SPREAD, *STEERED, *AFTER]), (True, [*BEFORE, *FOUND, *SPREAD, *AFTER])],
-)
-def test_charts_of_a_real_run(tmp_path: Path, has_finder: bool, titles: list[str]) -> None:
-    one = read_run(write_run(tmp_path / "run", has_finder=has_finder, excludes=True))
+@pytest.mark.parametrize(("controller", "titles"), [("log", COMPARED), ("guard", GUARDED)])
+def test_charts_of_a_real_run(tmp_path: Path, controller: str, titles: list[str]) -> None:
+    one = read_run(write_run(tmp_path / "run", controller=controller, excludes=True))
     assert [chart.title for chart in all_charts(one)] == titles
     for chart in all_charts(one):
         assert chart.caption and (chart.traces or chart.choices), chart.title

@@ -4,11 +4,14 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hdet.errors import HdetError
-from hdet.report import Evaluation, Run, build_report, read_run
+from hdet.report import Evaluation, Run, build_report, headline, read_run
+from hdet.report.pieces import sentence_html
+from hdet.report.words import figure
 from tests.helpers.runs import real_records, write_run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -34,18 +37,67 @@ def data_of(page: str) -> dict:
 
 def test_one_run(tmp_path: Path) -> None:
     out = build_report(
-        [read_run(write_run(tmp_path / "run", has_finder=True, excludes=True))], tmp_path / "new" / "a.html"
+        [read_run(write_run(tmp_path / "run", controller="guard", excludes=True))],
+        tmp_path / "new" / "a.html",
     )
     page = out.read_text()
     tags = Tags(page).tags
     assert out == tmp_path / "new" / "a.html" and [p.name for p in out.parent.iterdir()] == ["a.html"]
-    assert "<h1>feed, anchored controller</h1>" in page and "4 replicas trained for 300 steps in 41 s" in page
-    assert len(data_of(page)["charts"]) == page.count('class="plot"') == 12
-    assert [level for level, _ in tags if level in ("h1", "h2")] == ["h1"] + ["h2"] * 5
+    assert "<h1>feed, guard controller</h1>" in page and "4 replicas trained for 300 steps in 41 s" in page
+    assert len(data_of(page)["charts"]) == page.count('class="plot"') == 7
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == [
+        "Learning rate", "Training", "Cost and health", "Settings and environment",
+    ]  # fmt: skip
     policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy and policy.startswith(
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
     )
+
+
+def tiles_of(page: str) -> list[tuple[str, str, str]]:
+    return re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small>", page)
+
+
+def test_the_first_screen_says_what_was_found(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", controller="guard"))
+    page = build_report([run], tmp_path / "a.html").read_text()
+    search = run.search
+    assert search is not None
+    said = re.sub(r"</?span>", "", page)
+    assert f'<p class="headline">{headline(run)}</p>' in said and "Found a learning rate" in headline(run)
+    lowered = figure(search.found / 3)
+    assert tiles_of(page)[0] == ("Learning rate", lowered, "lowered 1 time by the guard")
+    titles = re.findall(r'class="title" id="[^"]*">(.*?)<', page)
+    assert titles[:3] == ["Search for the learning rate", "Learning rate over the run", "Loss"]
+
+
+def test_a_number_does_not_break_at_its_sign() -> None:
+    said = sentence_html("from 3e-4 to 1.5e-12, <b>", "x")
+    assert said == '<p class="x">from <span>3e-4</span> to <span>1.5e-12</span>, &lt;b&gt;</p>'
+
+
+def test_records_of_a_script_show_loss_and_learning_rate(tmp_path: Path) -> None:
+    records, _ = real_records("guard")
+    run = Run(path=tmp_path, name="a", records=list(records[1:]))
+    page = build_report([run], tmp_path / "a.html").read_text()
+    assert [label for label, _, _ in tiles_of(page)] == ["Learning rate", "Training loss", "Steps"]
+    assert "unfinished" not in page.partition("<main")[0].partition("<header")[2]
+    assert "Written by hdet. The page" in page
+
+
+def test_parts_of_a_metric_have_no_tile(tmp_path: Path) -> None:
+    metrics = {"auc_like": 0.5, "auc_dwell": 0.6, "loss": 0.3, "auc": 0.7, "ne_like": 0.8}
+    run = Run(path=tmp_path, name="a", result={"final_loss": 0.3, "metrics": metrics})
+    page = build_report([run], tmp_path / "a.html").read_text()
+    assert [(label, value) for label, value, _ in tiles_of(page)] == [
+        ("Held-out loss", "0.3"), ("auc", "0.7"), ("ne_like", "0.8"),
+    ]  # fmt: skip
+
+
+def test_settings_are_written_with_few_digits(tmp_path: Path) -> None:
+    config = {"spread": 1 / 9, "more": {"x": [0.1 + 0.2, 12345678, True]}}
+    page = build_report([Run(path=tmp_path, name="a", config=config)], tmp_path / "a.html").read_text()
+    assert "<td>0.111111</td>" in page and "[0.3, 12345678, true]" in page
 
 
 def test_several_runs(tmp_path: Path) -> None:
@@ -67,10 +119,11 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", name=EVIL, loss_unit=EVIL, **{EVIL: [EVIL, {"x": EVIL}]})
+    evil: dict[str, Any] = {EVIL: [EVIL, {"x": EVIL}]}
+    path = write_run(tmp_path / "run", controller="guard", name=EVIL, loss_unit=EVIL, **evil)
     for name in ("records.jsonl", "evaluations.jsonl", "environment.json"):
         content = (path / name).read_text()
-        for old in ("lr.embedding", "mean error", "Linux x86_64"):
+        for old in ("lr.embedding", "mean error", "Linux x86_64", "trials, weighed"):
             content = content.replace(old, json.dumps(EVIL)[1:-1])
         (path / name).write_text(content + ("not a line\n" if name.endswith("l") else ""))
     run = read_run(path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hdet.report import build_report, read_run
-from tests.helpers.runs import write_run
+from tests.helpers.runs import real_records, write_run
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [
@@ -103,7 +103,8 @@ def _renamed(record: Any, names: dict[str, str]) -> Any:
 def one(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     """The page of one run. Tests share it and leave it as they found it; at the end nothing went wrong."""
     path = tmp_path_factory.mktemp("one")
-    run = read_run(write_run(path / "a", has_finder=True, excludes=True))
+    run = read_run(write_run(path / "a", excludes=True))
+    run.search = real_records("guard")[0][0].search
     visit = Visit(browser, build_report([run], path / "one.html").as_uri(), color_scheme="light")
     yield visit
     visit.close()
@@ -118,6 +119,9 @@ def several_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     evil.records = [_renamed(record, {"lr.embedding": LINK, "lr.head": EVIL}) for record in evil.records]
     evil.records[5] = replace(evil.records[5], excluded={1: EVIL})
     evil.evaluations = [replace(e, metrics={EVIL: 1.0 + e.step}) for e in evil.evaluations]
+    search = real_records("guard")[0][0].search
+    assert search is not None
+    evil.search = replace(search, reason=EVIL)
     evil.notes.append(EVIL)
     return build_report([paper, evil], path / "several runs.html").as_uri()
 
@@ -131,8 +135,8 @@ def several(browser: Any, several_page: str) -> Iterator[Visit]:
 
 def test_every_chart_is_drawn(one: Visit) -> None:
     titles = one.page.locator("figure .title").all_text_contents()
-    assert len(titles) == 12 and one.drawn() == titles
-    assert one.page.locator(".js-plotly-plot").count() == 12
+    assert len(titles) == 14 and one.drawn() == titles
+    assert one.page.locator(".js-plotly-plot").count() == 14
 
 
 def test_every_chart_has_a_name_and_a_caption(one: Visit) -> None:
@@ -149,10 +153,10 @@ def test_every_chart_has_a_name_and_a_caption(one: Visit) -> None:
 def test_the_keyboard_reaches_everything(one: Visit) -> None:
     focused = "() => { const e = document.activeElement; return e.className || e.id || e.tagName }"
     seen = []
-    for _ in range(6):
+    for _ in range(7):
         one.page.keyboard.press("Tab")
         seen.append(one.page.evaluate(focused))
-    assert seen == ["skip", "theme", "SELECT", "BUTTON", "SUMMARY", "SUMMARY"]
+    assert seen == ["skip", "theme", "SUMMARY", "BUTTON", "SUMMARY", "SELECT", "BUTTON"]
     one.page.locator("#theme").focus()
     for expected in ("dark", "light"):
         one.page.keyboard.press("Enter")
@@ -169,25 +173,25 @@ def test_hover_shows_the_values(one: Visit) -> None:
     label = figure.locator(".hoverlayer .hovertext")
     label.wait_for()
     text = label.text_content()
-    assert "held-out loss of the averaged model" in text and "step 140" in text and "squared error" in text
+    assert "held-out loss of the averaged model" in text and "step 100" in text and "squared error" in text
 
 
 def test_choices_and_the_scale_can_be_switched(one: Visit) -> None:
     figure = one.figure("Loss")
-    names = "() => document.querySelector('.plot').data.map((trace) => trace.name)"
-    assert "training loss, position -1.00" in one.page.evaluate(names)
+    plot, names = figure.locator(".plot"), "(div) => div.data.map((trace) => trace.name)"
+    assert "training loss, position -1.00" in plot.evaluate(names)
     figure.get_by_label("Colour by").select_option(label="replica")
-    assert "replica 0" in one.page.evaluate(names) and figure.locator(".key").is_hidden()
+    assert "replica 0" in plot.evaluate(names) and figure.locator(".key").is_hidden()
     figure.get_by_label("Colour by").select_option(index=0)
     button = figure.get_by_role("button", name="Log scale")
     for state, kind in (("true", "log"), ("false", "linear")):
         button.click()
         assert button.get_attribute("aria-pressed") == state
-        assert one.page.evaluate("() => document.querySelector('.plot')._fullLayout.yaxis.type") == kind
+        assert plot.evaluate("(div) => div._fullLayout.yaxis.type") == kind
 
 
 def test_the_legend_switches_traces(one: Visit) -> None:
-    one.figure("Loss").locator(".legendtoggle").last.click()
+    one.figure("Search for the learning rate").locator(".legendtoggle").last.click()
     one.page.wait_for_function(
         "() => document.querySelector('.plot')._fullData.at(-1).visible === 'legendonly'"
     )
@@ -210,12 +214,20 @@ def test_dark_changes_page_and_charts(one: Visit) -> None:
         assert one.page.evaluate(look) == expected
 
 
+def test_everything_that_was_found_is_within_the_axis(one: Visit) -> None:
+    seen = """(div) => [div._fullLayout.xaxis.type, div._fullLayout.xaxis.range, div.data.filter(
+        (trace) => /asked|found|likely/.test(trace.name)).flatMap((trace) => trace.x)]"""
+    kind, (low, high), marks = one.figure("Search for the learning rate").locator(".plot").evaluate(seen)
+    assert kind == "log" and len(marks) == 9
+    assert 10**low < min(marks) and max(marks) < 10**high
+
+
 def test_numbers_are_tables(one: Visit) -> None:
     for title, head, rows in (
-        ("Loss", "optimizer step", 51),
+        ("Loss", "optimizer step", 60),
         ("Replicas left out", "what", 4),
-        ("Scout", "what", 16),
-        ("Values and their spread", "optimizer step", 252),
+        ("Search for the learning rate", "what", 20),
+        ("Values and their spread", "optimizer step", 300),
     ):
         figure = one.figure(title)
         figure.locator("summary").focus()
@@ -223,6 +235,9 @@ def test_numbers_are_tables(one: Visit) -> None:
         figure.locator(".numbers table").wait_for()
         assert figure.locator("thead th").first.text_content() == head
         assert figure.locator("tbody tr").count() >= rows, title
+    search = one.figure("Search for the learning rate")
+    assert "found" not in search.locator("table").text_content()  # marks have no numbers of their own
+    assert search.locator(".scroll").evaluate("(div) => getComputedStyle(div).position") == "relative"
     assert "parameters are not finite" in one.figure("Replicas left out").locator("table").text_content()
 
 

@@ -1,11 +1,13 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hdet.report import Evaluation, read_run
-from tests.helpers.runs import write_run
+from hdet.report import Evaluation, read_run, sentence
+from hdet.telemetry import Records
+from tests.helpers.runs import real_records, write_run
 
 
 def test_a_whole_run_is_read_without_notes(tmp_path: Path) -> None:
@@ -18,22 +20,24 @@ def test_a_whole_run_is_read_without_notes(tmp_path: Path) -> None:
     assert set(run.final_metrics) == {"mean error", "explained variance"}
 
 
-def test_records_of_the_scout_stand_apart(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", has_finder=True))
-    assert run.notes == [] and [record.step for record in run.scouting] == [6, 12, 30, 48]
-    assert all(record.scout for record in run.scouting) and not any(record.scout for record in run.records)
-    assert (run.records[0].step, run.records[-1].step) == (50, 300)
+def test_the_record_of_the_search_stands_apart(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", controller="guard"))
+    assert run.notes == [] and run.search is not None and run.search.asked == 0.01
+    assert [record.step for record in run.records] == list(range(5, 301, 5))
 
 
-@pytest.mark.parametrize("scout", [5, {"stage": "wide"}, {"stage": 1, "peak_lr": "x"}, {"decision": 3}])
-def test_a_broken_record_of_the_scout_becomes_a_note(tmp_path: Path, scout: object) -> None:
-    path = write_run(tmp_path / "run", has_finder=True)
-    lines = (path / "records.jsonl").read_text().splitlines()
-    lines[1] = json.dumps(json.loads(lines[1]) | {"scout": scout})
-    (path / "records.jsonl").write_text("\n".join(lines) + "\n")
-    run = read_run(path)
-    assert [record.step for record in run.scouting] == [6, 30, 48] and len(run.records) == 51
-    assert len(run.notes) == 1 and run.notes[0].startswith("records.jsonl, line 2: not a round record (")
+@pytest.mark.parametrize(("num_averaged_steps", "status"), [(0, "recorded"), (22, "finished")])
+def test_records_of_a_script_need_nothing_beside_them(
+    tmp_path: Path, num_averaged_steps: int, status: str
+) -> None:
+    records = list(real_records("guard")[0])
+    records[-1] = replace(records[-1], num_averaged_steps=num_averaged_steps)
+    sink = Records(tmp_path / "records.jsonl")
+    for record in records:
+        sink.write(record)
+    run = read_run(tmp_path)
+    assert run.notes == [] and run.status == status and run.last_step == 300
+    assert "unfinished" not in sentence(run) and "4 replicas trained for 300 steps and ended" in sentence(run)
 
 
 def test_an_unfinished_run_is_read(tmp_path: Path) -> None:

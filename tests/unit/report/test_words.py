@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 
-from hdet.report import Evaluation, Run, sentence
-from hdet.report.words import comparison_sentence, found_lr
-from hdet.telemetry import RoundRecord, ScoutDecision, ScoutRecord
+from hdet.report import Evaluation, Run, headline, sentence
+from hdet.report.words import asked_lr, comparison_sentence, found_lr
+from hdet.telemetry import RoundRecord
 
 CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
 RESULT = {"final_loss": 0.4123, "steps": 600, "seconds": 41.2, "status": "finished", "found_lr": 3.93e-4}
 
 
 def record(step: int = 600, **more: Any) -> RoundRecord:
-    return RoundRecord(round=0, step=step, num_replicas=8, **({"correction": {"lr": 1.31}} | more))
+    fields: dict[str, Any] = {"correction": {"lr": 1.31}, "signal": {"lr": 0.1}}
+    return RoundRecord(round=0, step=step, num_replicas=8, **(fields | more))
 
 
 def run(**more: Any) -> Run:
@@ -25,8 +26,7 @@ def run(**more: Any) -> Run:
 def test_a_finished_run() -> None:
     assert sentence(run()) == (
         "8 replicas trained for 600 steps in 41 s and ended at a held-out loss of 0.412 (it began at 0.69). "
-        "Started from a learning rate of 3e-4, the controller moved it by a factor of 1.31, to 3.9e-4 at its "
-        "peak. "
+        "The controller moved the learning rate by a factor of 1.31, to 3.9e-4 at its peak. "
         "No replica was left out."
     )
 
@@ -77,9 +77,46 @@ def test_a_stopped_run() -> None:
     assert text.startswith("8 replicas trained for 120 of 600 steps in 1 min 30 s, then the run was stopped.")
 
 
-def test_no_controller() -> None:
-    text = sentence(run(config=CONFIG | {"controller": "none"}, result=RESULT | {"found_lr": None}))
-    assert "Without a controller, the learning rate kept to its plan, with a peak of 3e-4." in text
+@pytest.mark.parametrize("controller", ["none", "guard", 5])
+def test_only_what_compares_replicas_moves_the_learning_rate(controller: object) -> None:
+    quiet = record(correction={"lr": 1.0}, signal={})
+    config = {"lr": 3e-4, "steps": 600, "controller": controller}
+    assert "controller" not in sentence(run(config=config, records=[quiet]))
+
+
+def test_the_guard_is_named_where_it_went_back() -> None:
+    lowered = [
+        record(300, num_brakes=1, signal={}),
+        record(num_brakes=2, correction={"lr": 1 / 9}, signal={}),
+    ]
+    text = sentence(run(records=lowered, result={}, config={"lr": 9e-4}))
+    assert (
+        "The run collapsed 2 times: the guard went back and lowered the learning rate, to 1e-4 at its peak."
+        in text
+    )
+    assert "controller" not in text and "The run collapsed once:" in sentence(run(records=lowered[:1]))
+
+
+def test_without_a_search_the_headline_says_what_was_trained_with() -> None:
+    quiet = run(records=[record(signal={})])
+    assert headline(quiet) == "Trained with a learning rate of 3e-4, without a search before."
+    assert headline(run()) == "Started from a learning rate of 3e-4, without a search before."
+    assert headline(Run(path=Path("a"), name="a")) == ""
+
+
+def test_records_alone_tell_loss_and_learning_rate() -> None:
+    trace = {"num_steps": 2, "correction": {"lr": 1.0}, "signal": {}}
+    records = [
+        record(2, base_trace={"lr": [1e-3, 2e-3]}, losses=[2.0] * 8, **trace),
+        record(4, base_trace={"lr": [1e-3]}, losses=[1.0, None, 2.0], **trace),
+        record(6, losses=[], **trace),
+    ]
+    one = Run(path=Path("a"), name="a", records=records)
+    assert headline(one) == "Trained with a learning rate of 2e-3, without a search before."
+    assert sentence(one).startswith("8 replicas trained for 6 steps and ended at a training loss of 1.5. No")
+    lowered = replace(records[-1], correction={"lr": 0.5}, num_brakes=1)
+    one.records[-1] = lowered
+    assert (asked_lr(one), found_lr(one)) == (2e-3, pytest.approx(1e-3))
 
 
 def test_several_groups() -> None:
@@ -90,40 +127,7 @@ def test_several_groups() -> None:
 def test_the_form_of_the_paper() -> None:
     records = [record(base_trace={"lr": [1e-4, 5e-4]}, base={"lr": 2e-4}, num_steps=2)]
     text = sentence(run(config=CONFIG | {"controller": "paper"}, records=records))
-    assert "the controller held it itself: it peaked at 5e-4 and ended at 2e-4." in text
-
-
-def scouted(step: int = 40) -> RoundRecord:
-    end = ScoutDecision(chosen=10.0, low=8.0, high=12.0, transfer=1.7, factor=17.0)
-    seen = ScoutRecord(stage="narrow", peak_lr=3e-4, factors=[1.0, 100.0], scores=[0.5, 0.4], decision=end)
-    return record(step, scout=seen, ends_round=False, correction={"lr": 17.0})
-
-
-def test_a_scout_alone() -> None:
-    config, result = CONFIG | {"controller": "none"}, {**RESULT, "found_lr": None}
-    one = run(scouting=[scouted()], config=config, result=result)
-    text = sentence(one)
-    assert (
-        "Started from a learning rate of 3e-4, a scout tried 3e-4 to 0.03 in 1 round and chose 5.1e-3 "
-        "(likely between 4.1e-3 and 6.1e-3)."
-    ) in text
-    assert "Without a controller" not in text
-    assert found_lr(one) == pytest.approx(5.1e-3)
-
-
-def test_the_factor_of_the_anchored_controller_is_on_what_the_scout_chose() -> None:
-    config, result = CONFIG | {"controller": "anchored"}, {**RESULT, "found_lr": None}
-    rounds = [record(300, correction={"lr": 17.0}, signal={"lr": 0.1})]
-    rounds.append(record(600, correction={"lr": 34.0}, signal={"lr": 0.1}))
-    one = run(scouting=[scouted()], records=rounds, config=config, result=result)
-    assert "From there, the anchored controller moved it by a factor of 2, to 0.01 at its" in sentence(one)
-    assert found_lr(one) == pytest.approx(2 * 5.1e-3)
-
-
-def test_nothing_is_found_while_the_scout_is_at_work() -> None:
-    config, result = CONFIG | {"scout": True}, RESULT | {"status": "stopped", "found_lr": 3e-4}
-    assert found_lr(run(records=[], config=config, result=result)) is None
-    assert found_lr(run(config=config, result=result)) == 3e-4
+    assert "The controller held the learning rate itself: it peaked at 5e-4 and ended at 2e-4." in text
 
 
 def test_replicas_left_out() -> None:
@@ -151,7 +155,7 @@ def test_settings_of_the_wrong_kind_do_no_harm() -> None:
 @pytest.mark.parametrize("correction", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_correction_that_is_no_factor_does_no_harm(correction: float) -> None:
     one = run(records=[record(correction={"lr": correction})], result=RESULT | {"found_lr": None})
-    assert found_lr(one) is None and "controller moved" not in sentence(one)
+    assert found_lr(one) == 3e-4 and "controller moved" not in sentence(one)
 
 
 def test_comparison() -> None:

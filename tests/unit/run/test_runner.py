@@ -24,7 +24,7 @@ BASE = RunConfig(
     optimizer="sgd",
     sync_every=10,
     controller="log",
-    scout=False,
+    find=False,
 )
 
 
@@ -62,9 +62,9 @@ def test_a_run_leaves_everything_behind(tmp_path):
             "spread": 0.0,
             "replicas": 8,
             "optimizer": "adamw",
-            "scout": True,
+            "find": True,
             "steps": 200,
-            "controller": "anchored",
+            "controller": "guard",
         },
     ],
     ids=str,
@@ -72,7 +72,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
 def test_a_stopped_run_resumes_to_the_bit(tmp_path, changes):
     config = dataclasses.replace(BASE, **changes)
     whole, _ = start(tmp_path, "whole", config)
-    calls, num_looks = [], 8 if config.scout else 2  # within the scout a fan is begun again
+    calls, num_looks = [], 2
     stopped, folder = start(
         tmp_path, "parts", config, should_stop=lambda: len(calls) == num_looks or bool(calls.append(1))
     )

@@ -1,23 +1,14 @@
-from pathlib import Path
-
 import pytest
 
 import hdet
-from tests.helpers.runs import real_records, write_run
+from hdet.telemetry import SearchRecord
+from tests.helpers.runs import real_records
 
 
-def test_the_schedule_of_a_run_that_was_scouted_begins_after_the_scout(tmp_path: Path) -> None:
-    records, _ = real_records("anchored")
-    schedule = hdet.export_schedule(records)
-    rounds = [record for record in records if record.scout is None]
-    assert len(schedule["lr.head"]) == 300 - 48 + 1
-    assert schedule["lr.head"][0] == rounds[0].base_trace["lr.head"][0]
-    assert schedule["lr.head"][-1] == rounds[-1].base["lr.head"]
-    written = hdet.read_records(write_run(tmp_path / "run", has_finder=True) / "records.jsonl")
-    assert hdet.export_schedule(written) == schedule
-
-
-def test_a_run_within_the_scout_has_no_schedule() -> None:
-    records, _ = real_records("anchored")
+def test_what_was_found_before_the_run_is_no_part_of_its_schedule() -> None:
+    search = SearchRecord(asked=0.1, found=0.2, low=0.1, high=0.4, reason="", num_steps=9, ramp=[], trials=[])
+    first = hdet.RoundRecord(round=0, step=0, num_replicas=4, ends_round=False, search=search)
+    records, _ = real_records("log")
+    assert hdet.export_schedule([first, *records]) == hdet.export_schedule(records)
     with pytest.raises(ValueError, match="at least one record"):
-        hdet.export_schedule(records[:4])
+        hdet.export_schedule([first])

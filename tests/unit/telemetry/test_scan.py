@@ -5,8 +5,10 @@ import pytest
 
 from hdet.telemetry import RoundRecord, read_records, scan_records
 
-FAN = {"stage": "wide", "peak_lr": 0.1, "factors": [1.0, 2.0], "scores": [0.5, None]}
-DECISION = {"chosen": 1.0, "low": 0.9, "high": 1.1, "transfer": 1.0, "factor": 1.0}
+SEARCH = {
+    "asked": 0.1, "found": 0.2, "low": 0.1, "high": 0.4, "reason": "why", "num_steps": 80,
+    "ramp": [[0.1, 2.0]], "trials": [[0.1, 1.0], [0.2, None]],
+}  # fmt: skip
 
 
 def line(step: int, /, **more: object) -> str:
@@ -25,9 +27,8 @@ def test_a_clean_file_has_no_notes(tmp_path: Path) -> None:
     assert [r.step for r in read_records(tmp_path / "records.jsonl")] == [10, 20]
 
 
-def test_what_the_scout_saw_is_fine(tmp_path: Path) -> None:
-    fans = [line(10, scout=FAN), line(20, scout=FAN | {"decision": DECISION}), line(30, scout=None)]
-    assert scan(tmp_path, *fans) == ([10, 20, 30], [])
+def test_what_a_search_saw_is_fine(tmp_path: Path) -> None:
+    assert scan(tmp_path, line(0, search=SEARCH), line(30, search=None)) == ([0, 30], [])
 
 
 def test_a_cut_last_line_is_named(tmp_path: Path) -> None:
@@ -60,22 +61,16 @@ def test_broken_lines_are_skipped_and_blank_ones_ignored(tmp_path: Path) -> None
         ({"temperature": "hot"}, "temperature must be a number or null"),
         ({"excluded": {"1": 5}}, "excluded must be reasons"),
         ({"excluded": {"one": "why"}}, "invalid literal"),
-        ({"gate": 3}, "gate must be text"),
         ({"num_brakes": -1}, "num_brakes must be a whole number"),
         ({"num_averaged_steps": None}, "num_averaged_steps must be a whole number"),
-        ({"scout": 5}, "scout must be an object or null"),
-        ({"scout": [FAN]}, "scout must be an object or null"),
-        ({"scout": {"stage": "wide"}}, "ScoutRecord missing 3 required"),
-        ({"scout": FAN | {"stage": None}}, "scout.stage must be text"),
-        ({"scout": FAN | {"peak_lr": "high"}}, "scout.peak_lr must be a number"),
-        ({"scout": FAN | {"factors": [1.0, None]}}, "scout.factors must be a list of numbers"),
-        ({"scout": FAN | {"scores": 0.5}}, "scout.scores must be a list of numbers or null"),
-        ({"scout": FAN | {"decision": [1.0]}}, "scout.decision must be an object or null"),
-        ({"scout": FAN | {"decision": {"factor": 1.0}}}, "ScoutDecision missing 4 required"),
-        ({"scout": FAN | {"decision": DECISION | {"low": None}}}, "scout.decision.low must be a number"),
-        ({"scout": FAN | {"decision": DECISION | {"factor": True}}}, "scout.decision.factor must be"),
-        ({"scout": FAN | {"decision": DECISION | {"reason": 3}}}, "scout.decision.reason must be text"),
-        ({"scout": FAN | {"chosen_factor": "two"}}, "ScoutDecision missing 4 required"),
+        ({"search": 5}, "search must be an object or null"),
+        ({"search": [SEARCH]}, "search must be an object or null"),
+        ({"search": {"asked": 0.1}}, "SearchRecord missing 7 required"),
+        ({"search": SEARCH | {"reason": None}}, "search.reason must be text"),
+        ({"search": SEARCH | {"low": "high"}}, "search.low must be a number"),
+        ({"search": SEARCH | {"ramp": [[0.1, None]]}}, "search.ramp must be pairs of numbers"),
+        ({"search": SEARCH | {"trials": [[0.1]]}}, "search.trials must be pairs"),
+        ({"search": SEARCH | {"num_steps": -1}}, "search.num_steps must be a whole number"),
         ({"excluded": None}, "not an object with the fields of a record"),
     ],
 )

@@ -1,14 +1,21 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hdet import JsonlSink, Records, RoundRecord, read_records
-from hdet.telemetry import ScoutDecision, ScoutRecord
+from hdet.telemetry import SearchRecord
 
-DECISION = ScoutDecision(chosen=2.0, low=1.5, high=2.5, transfer=0.5, factor=1.0, reason="why")
-FAN = ScoutRecord(stage="narrow", peak_lr=0.1, factors=[1.0, 2.0], scores=[0.5, None], decision=DECISION)
+SEARCH = SearchRecord(
+    asked=0.1,
+    found=0.2,
+    low=0.1,
+    high=0.4,
+    reason="why",
+    num_steps=80,
+    ramp=[[0.1, 2.0]],
+    trials=[[0.1, 1.0], [0.2, None]],
+)
 
 
 def record(step: int, **more: object) -> RoundRecord:
@@ -71,27 +78,12 @@ def test_records_in_memory_go_back_too() -> None:
     assert [r.step for r in records] == [10, 20]
 
 
-@pytest.mark.parametrize("fan", [FAN, replace(FAN, decision=None), None])
-def test_what_the_scout_saw_survives_the_line(fan: ScoutRecord | None) -> None:
-    assert RoundRecord.from_json(record(10, scout=fan).to_json()) == record(10, scout=fan)
+@pytest.mark.parametrize("search", [SEARCH, None])
+def test_what_a_search_saw_survives_the_line(search: SearchRecord | None) -> None:
+    assert RoundRecord.from_json(record(10, search=search).to_json()) == record(10, search=search)
 
 
-def earlier(scout: dict) -> str:
-    """A line as earlier versions wrote it: one flat object for what the scout saw and decided."""
-    return json.dumps(json.loads(record(10).to_json()) | {"scout": scout})
-
-
-def test_lines_of_earlier_versions_still_load() -> None:
-    seen = {"stage": "narrow", "peak_lr": 0.1, "factors": [1.0, 2.0], "scores": [0.5, None]}
-    decided = {
-        "chosen_factor": 2.0, "low": 1.5, "high": 2.5, "transfer": 0.5, "factor": 1.0, "reason": "why",
-    }  # fmt: skip
-    assert RoundRecord.from_json(earlier({})).scout is None
-    assert RoundRecord.from_json(earlier(seen)).scout == replace(FAN, decision=None)
-    assert RoundRecord.from_json(earlier(seen | decided)).scout == FAN
-
-
-def test_fields_that_a_later_version_adds_to_the_scout_are_ignored() -> None:
-    data = json.loads(record(10, scout=FAN).to_json())
-    data["scout"]["new"] = data["scout"]["decision"]["new"] = 1
-    assert RoundRecord.from_json(json.dumps(data)).scout == FAN
+def test_fields_that_another_version_knows_are_ignored() -> None:
+    data = json.loads(record(10, search=SEARCH).to_json())
+    data["scout"] = data["search"]["new"] = {"stage": "wide"}
+    assert RoundRecord.from_json(json.dumps(data)) == record(10, search=SEARCH)
