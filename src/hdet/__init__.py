@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         NoEffectWarning,
         NotConvergedWarning,
         NotFiniteError,
+        ReplicaMissingError,
         ReplicasDifferError,
     )
     from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from hdet.explore.scalar import Scalar
     from hdet.find import FoundLR, find_lr
+    from hdet.joint_optimizer import JointOptimizer
     from hdet.replicas import finite_mean_hook, warm_start
     from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
     from hdet.schedules.prior import Prior, prior_from
@@ -55,6 +57,7 @@ __all__ = [
     "HdetError",
     "HdetWarning",
     "IdenticalLossWarning",
+    "JointOptimizer",
     "JsonlSink",
     "LabelSmoothing",
     "LearningRate",
@@ -68,6 +71,7 @@ __all__ = [
     "Prior",
     "Records",
     "ReplayLR",
+    "ReplicaMissingError",
     "ReplicasDifferError",
     "RoundRecord",
     "Scalar",
@@ -103,6 +107,7 @@ _MODULES = {
     "HdetError": "hdet.errors",
     "HdetWarning": "hdet.errors",
     "IdenticalLossWarning": "hdet.errors",
+    "JointOptimizer": "hdet.joint_optimizer",
     "JsonlSink": "hdet.telemetry",
     "LabelSmoothing": "hdet.explore.module_attributes",
     "LearningRate": "hdet.explore",
@@ -116,6 +121,7 @@ _MODULES = {
     "Prior": "hdet.schedules.prior",
     "Records": "hdet.telemetry",
     "ReplayLR": "hdet.schedules",
+    "ReplicaMissingError": "hdet.errors",
     "ReplicasDifferError": "hdet.errors",
     "RoundRecord": "hdet.telemetry",
     "Scalar": "hdet.explore.scalar",

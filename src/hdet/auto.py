@@ -15,6 +15,7 @@ from hdet.ensemble import Ensemble
 from hdet.explore import LearningRate
 from hdet.find import FoundLR
 from hdet.replicas import ReplicaGroup
+from hdet.replicas.together import raising_together
 from hdet.telemetry import RecordSink
 
 __all__ = ["AutoLR", "settings_of"]
@@ -89,9 +90,11 @@ class AutoLR(Ensemble):
         replicas: dist.ProcessGroup | ReplicaGroup | None = None,
         seed: int = 0,
     ) -> None:
-        recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
-        settings = settings_of(recipe, optimizer, found)
-        super().__init__(optimizer, model=model, records=records, replicas=replicas, seed=seed, **settings)
+        group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
+        with raising_together(group):
+            recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
+            settings = settings_of(recipe, optimizer, found)
+        super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
         self._found = found
         if found is not None and records is not None and self.replicas.is_writer:
             records.write(found.to_record(self.replicas.count))

@@ -12,6 +12,7 @@ __all__ = [
     "NoEffectWarning",
     "NotConvergedWarning",
     "NotFiniteError",
+    "ReplicaMissingError",
     "ReplicasDifferError",
 ]
 
@@ -34,6 +35,10 @@ class AllReplicasFailedError(NotFiniteError):
 
 class ReplicasDifferError(HdetError, RuntimeError):
     """Replicas that ought to hold the same parameters do not."""
+
+
+class ReplicaMissingError(HdetError, RuntimeError):
+    """A replica did not come to a sync that the others wait for."""
 
 
 class CannotVectorizeError(HdetError, RuntimeError):

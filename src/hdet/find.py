@@ -38,6 +38,7 @@ from hdet.replicas.exchange import exchange, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.rows import join, size_of, split
 from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.together import raising_together
 from hdet.telemetry import RoundRecord, SearchRecord
 
 __all__ = ["FoundLR", "find_lr"]
@@ -182,22 +183,25 @@ def find_lr(
     >>> found.lr[0] > 1e-3, optimizer.param_groups[0]["lr"]
     (True, 0.0001)
     """
-    require_count(
-        "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
-    )
-    if clip_norm is not None:
-        require_number("clip_norm", clip_norm, above=0)
-    module = model.module if isinstance(model, DistributedDataParallel) else model
     group = ReplicaGroup.of(replicas)
-    asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
-    for value in asked:
-        require_number("optimizer's lr", value, at_least=0)
-    if not any(asked):
-        raise ValueError("optimizer's lr must be above 0 in one group at least, got 0 in all: give any guess")
-    if isinstance(optimizer, LBFGS):
-        raise ValueError(
-            "optimizer must step without a closure, got LBFGS: it searches along a line by itself"
+    with raising_together(group):
+        require_count(
+            "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
         )
+        if clip_norm is not None:
+            require_number("clip_norm", clip_norm, above=0)
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
+        for value in asked:
+            require_number("optimizer's lr", value, at_least=0)
+        if not any(asked):
+            raise ValueError(
+                "optimizer's lr must be above 0 in one group at least, got 0 in all: give any guess"
+            )
+        if isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "optimizer must step without a closure, got LBFGS: it searches along a line by itself"
+            )
     require_same_settings(group, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
     search = _Search(module, optimizer, batches, loss, probe, clip_norm, group, asked, total_steps)
     try:

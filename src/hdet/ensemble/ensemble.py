@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
 from hdet.core.tail import tail_steps
@@ -29,6 +31,7 @@ from hdet.errors import HdetWarning, NotConvergedWarning, NotFiniteError
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.tensors import has_coupled_decay
+from hdet.replicas.together import raising_together
 from hdet.telemetry import RecordSink
 
 __all__ = ["Ensemble"]
@@ -66,6 +69,8 @@ class Ensemble:
         probe: returns the loss on one batch that is the same for every replica. It scores the replicas
             instead of their training losses. It is called at each sync before converging, with gradients off
             and ``model`` in evaluation mode. Where nothing is explored it is not called.
+        patience: seconds that replicas wait for a missing one at a sync before they ask which it is. The log
+            says it after about twice as long, and after ten times as long they raise.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
             of them. After the last step the mean takes their place. It does the last part of an anneal, and
             does it better: let the schedule end at about 0.15 of its peak with a tail of 0.075.
@@ -98,64 +103,70 @@ class Ensemble:
         moments: Literal["auto", "average", "keep"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
         average_tail: float = 0.0,
+        patience: float = 60.0,
     ) -> None:
-        if total_steps is None:
-            total_steps = getattr(scheduler, "total_steps", None)
-        explore = list(explore) if explore is not None else [LearningRate()]
-        check_arguments(
-            optimizer=optimizer,
-            scheduler=scheduler,
-            model=model,
-            explore=explore,
-            sync_every=sync_every,
-            controller=controller,
-            total_steps=total_steps,
-            seed=seed,
-            records=records,
-            bucket_mib=bucket_mib,
-            assignment=assignment,
-            moments=moments,
-            probe=probe,
-            average_tail=average_tail,
-        )
-        self.optimizer = optimizer
-        self.sync_every = sync_every
-        self.total_steps = total_steps
-        self.seed = seed
-        if not isinstance(replicas, Replicas):
+        if isinstance(replicas, Replicas):
+            group = ReplicaGroup(0, 1)
+        else:
             group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
-            replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
-        self.replicas: Replicas = replicas
-        self._values = values = ExploredValues(explore, optimizer)
-        self._peaks = peaks_of(values.learning_rates, optimizer)
-        self._warn = WarnOnce(is_silent=not replicas.is_writer)
-        losses = LossTable(replicas.count)
-        self.steering = build_steering(
-            controller,
-            values,
-            replicas,
-            sync_every=sync_every,
-            total_steps=total_steps,
-            warn=self._warn,
-        )
-        """What moves the shared values."""
-        check_replicas(optimizer, model, replicas, values)
-        self._tail = Tail(
-            replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
-        )
-        self._writer = RecordWriter(values, records, is_writer=replicas.is_writer)
-        self._rounds = Rounds(
-            replicas,
-            values,
-            losses,
-            self.steering,
-            self._tail,
-            sync_every=sync_every,
-            seed=seed,
-            assignment=assignment,
-            is_recorded=self._writer.keeps_trace,
-        )
-        self._rounds.positions(0)  # raises if the assignment does not fit
+            group = replace(group, patience=require_number("patience", patience, above=0))
+        with raising_together(group):
+            if total_steps is None:
+                total_steps = getattr(scheduler, "total_steps", None)
+            explore = list(explore) if explore is not None else [LearningRate()]
+            check_arguments(
+                optimizer=optimizer,
+                scheduler=scheduler,
+                model=model,
+                explore=explore,
+                sync_every=sync_every,
+                controller=controller,
+                total_steps=total_steps,
+                seed=seed,
+                records=records,
+                bucket_mib=bucket_mib,
+                assignment=assignment,
+                moments=moments,
+                probe=probe,
+                average_tail=average_tail,
+            )
+            self.optimizer = optimizer
+            self.sync_every = sync_every
+            self.total_steps = total_steps
+            self.seed = seed
+            if not isinstance(replicas, Replicas):
+                replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
+            self.replicas: Replicas = replicas
+            self._values = values = ExploredValues(explore, optimizer)
+            self._peaks = peaks_of(values.learning_rates, optimizer)
+            self._warn = WarnOnce(is_silent=not replicas.is_writer)
+            losses = LossTable(replicas.count)
+            self.steering = build_steering(
+                controller,
+                values,
+                replicas,
+                sync_every=sync_every,
+                total_steps=total_steps,
+                warn=self._warn,
+            )
+            """What moves the shared values."""
+            check_replicas(optimizer, model, replicas, values)
+            self._tail = Tail(
+                replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
+            )
+            self._writer = RecordWriter(values, records, is_writer=replicas.is_writer)
+            self._rounds = Rounds(
+                replicas,
+                values,
+                losses,
+                self.steering,
+                self._tail,
+                sync_every=sync_every,
+                seed=seed,
+                assignment=assignment,
+                is_recorded=self._writer.keeps_trace,
+            )
+            self._rounds.positions(0)  # raises if the assignment does not fit
         replicas.require_same(
             {
                 "explore": explore,

@@ -12,17 +12,25 @@ import torch.distributed as dist
 from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.patience import wait_for_all
 
 __all__ = ["digest", "exchange", "require_same_settings"]
 
 
-def exchange(group: ReplicaGroup, message: Sequence[float]) -> list[list[float]]:
-    """Every replica's message, in the order of the replicas. One collective; it waits for all."""
+def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exchange") -> list[list[float]]:
+    """Every replica's message, in the order of the replicas. One collective; it waits for all.
+
+    Args:
+        group: who takes part.
+        message: of this replica, as long as the others'.
+        what: it belongs to, for the error where a replica does not come.
+    """
     if not group.communicates:
         return [list(message)]
     mine = torch.tensor(message, dtype=widest_float(group.device), device=group.device)
     all_of_them = [torch.empty_like(mine) for _ in range(group.count)]
-    dist.all_gather(all_of_them, mine, group=group.process_group)
+    work = dist.all_gather(all_of_them, mine, group=group.process_group, async_op=True)
+    wait_for_all(work, group, what)
     return torch.stack(all_of_them).tolist()
 
 

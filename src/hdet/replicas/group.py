@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ class ReplicaGroup:
 
     process_group: dist.ProcessGroup | None = None
     """What joins them; None where there is nobody to talk to."""
+
+    patience: float = field(default=60.0, repr=False)
+    """Seconds to wait for a replica at an exchange, until it is named."""
 
     @classmethod
     def of(

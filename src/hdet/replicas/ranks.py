@@ -126,7 +126,7 @@ class RankReplicas:
             digest(repr(dict(base))),
             float(self._health.checksum(weights)) if ought_to_be_equal else 0.0,
         ]
-        rows = exchange(self._group, mine)
+        rows = exchange(self._group, mine, f"the sync at step {num_steps}")
         if len(rows) < self.count:  # alone, though more replicas were asked for: they say nothing
             silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
             rows = [mine if r == self.index else silent for r in range(self.count)]

@@ -1,0 +1,97 @@
+"""Wait for all replicas, and say which one does not come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import (
+    _get_default_store,  # pyright: ignore[reportPrivateUsage]
+)
+
+from hdet.errors import ReplicaMissingError
+from hdet.replicas.group import ReplicaGroup
+
+__all__ = ["wait_for_all"]
+
+_log = logging.getLogger(__name__)
+
+_RAISES_AFTER = 10
+"""Times the patience: an evaluation on one rank may be long, and is no reason to lose a run."""
+_LOOKS = 4
+"""Within one patience, how often those who wait tell each other."""
+_SILENT_LOOKS = 3
+"""Who has told nothing new for so many looks is missing."""
+
+
+def wait_for_all(work: Any, group: ReplicaGroup, what: str) -> None:
+    """Wait for a collective; log who is missing after the group's patience, and raise after ten times it.
+
+    Those who wait write a growing number into the store that joined the processes. Whoever writes none is
+    missing. Nothing is written while nobody waits for long.
+
+    Args:
+        work: of the collective.
+        group: who takes part.
+        what: the replicas wait for, in words.
+    """
+    if _completes(work, group, group.patience):
+        return
+    began, look, count = time.monotonic(), group.patience / _LOOKS, 0
+    seen: dict[int, bytes] = {}
+    seen_at = dict.fromkeys(range(group.count), 0)
+    told: list[int] = []
+    while True:
+        count += 1
+        now = _tell(group, count)
+        seen_at |= {r: count for r, value in now.items() if value != seen.get(r)}
+        seen = now
+        missing = [r for r, at in seen_at.items() if count - at >= _SILENT_LOOKS and r != group.index]
+        waited = group.patience + time.monotonic() - began
+        if missing and missing != told and count > _SILENT_LOOKS:
+            told = missing
+            if group.index == min(set(range(group.count)) - set(missing)):  # one says it
+                _log.error("%s", _sentence(missing, what, waited))
+        if waited > _RAISES_AFTER * group.patience:
+            raise ReplicaMissingError(
+                f"{_sentence(missing, what, waited)}. Every replica must take as many steps as the others "
+                "and call step() after each: look for data that ends earlier, a skipped step() and a "
+                "process that hangs, and go on from the last checkpoint"
+            )
+        if _completes(work, group, look):
+            return
+
+
+def _completes(work: Any, group: ReplicaGroup, seconds: float) -> bool:
+    if group.device.type == "cpu":
+        try:
+            work.wait(timedelta(seconds=seconds))
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            return False
+        return True
+    end = time.monotonic() + seconds
+    while not work.is_completed():
+        if time.monotonic() > end:
+            return False
+        time.sleep(1e-4)
+    return True
+
+
+def _tell(group: ReplicaGroup, count: int) -> dict[int, bytes]:
+    """Write that this replica waits; what the others have written last."""
+    store = _get_default_store()
+    assert group.process_group is not None
+    keys = [f"hdet/waits/{group.process_group.group_name}/{r}" for r in range(group.count)]
+    store.set(keys[group.index], str(count))
+    return {r: store.get(key) for r, key in enumerate(keys) if store.check([key])}
+
+
+def _sentence(missing: list[int], what: str, seconds: float) -> str:
+    if not missing:
+        return f"{what} is not complete after {seconds:.0f} s, though all replicas wait for it"
+    who = "replica " + str(missing[0]) if len(missing) == 1 else f"replicas {missing}"
+    return f"{who} did not come to {what}; the others wait since {seconds:.0f} s"
