@@ -97,6 +97,18 @@ def _accuracy(records: Sequence[Record], there: Sequence[str], seeds: Sequence[i
                 f"{who} the learning rate is within a factor of 2 of the baseline's in {shares[0]:.0%} of "
                 f"{len(errors)} runs from all starts, of 3 in {shares[1]:.0%}, of 10 in {shares[2]:.0%}."
             )
+    covered = [
+        record["likely"][0] <= baseline.lr <= record["likely"][1]
+        for problem in there
+        if (baseline := baseline_of(records, problem, seeds)) is not None
+        for record in records
+        if (record["problem"], record["method"]) == (problem, method) and record.get("likely")
+    ]
+    if covered:
+        share = sum(covered) / len(covered)
+        lines.append(
+            f"The range that it gives holds the baseline's learning rate in {share:.0%} of the runs."
+        )
     return "\n".join(lines)
 
 
