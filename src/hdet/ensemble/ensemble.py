@@ -350,11 +350,11 @@ class Ensemble:
                     NotConvergedWarning,
                     stacklevel=2,
                 )
-            if not self.replicas.all_finite(self.replicas.weights()):
-                raise NotFiniteError(
-                    f"at step {self.num_steps} the parameters are not finite, so nothing is saved: resume "
-                    "from the last checkpoint with a lower learning rate"
-                )
+        if not self.replicas.all_finite(self.replicas.weights()):
+            raise NotFiniteError(
+                f"at step {self.num_steps} the parameters are not finite, so nothing is saved: resume "
+                "from the last checkpoint with a lower learning rate"
+            )
         return {
             "version": VERSION,
             "num_steps": self.num_steps,

@@ -1,4 +1,4 @@
-"""Which replicas are left out of a sync: those whose parameters, losses or scores are not finite."""
+"""Which replicas are left out of a sync: those that are not finite, or not equal though they ought to be."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def excluded_replicas(table: LossTable, reports: Sequence[Report], num_steps: in
     for r, (row, report) in enumerate(zip(table.rows, reports, strict=True)):
         if not report.is_finite:
             excluded[r] = "parameters are not finite"
+        elif not report.is_equal:
+            excluded[r] = "parameters differ from the other replicas'"
         elif row.num_nonfinite and not row.num_finite:
             excluded[r] = "no finite loss in this round"
         elif report.score is not None and not math.isfinite(report.score):

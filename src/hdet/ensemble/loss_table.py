@@ -39,6 +39,10 @@ class LossTable:
         for loss in losses:
             self.recent = self.recent.plus(loss)
 
+    def forget(self, replica: int) -> None:
+        """Drop what a replica has seen in this round: it was of parameters that are gone."""
+        self.rows[replica] = LossSum()
+
     def take_recent(self) -> float | None:
         """The mean loss of all replicas since the last call; None if there was none."""
         mean, self.recent = self.recent.mean, LossSum()

@@ -115,6 +115,9 @@ class Rounds:
         self.converged_at = num_steps
         record.losses = self._losses.means
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._losses.rows]
+        for r, report in enumerate(reports):
+            if not report.is_equal:
+                self._losses.forget(r)
         record.probes = [report.finite_score for report in reports] if scores is not None else []
         self._describe_values(record)
         record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps

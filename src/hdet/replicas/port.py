@@ -27,6 +27,8 @@ class Report(NamedTuple):
     """Whether all its parameters are finite."""
     score: float | None
     """Its loss on the probe, which may be NaN; None if it was not asked for."""
+    is_equal: bool = True
+    """Whether it holds the parameters of the others where all ought to be equal."""
 
     @property
     def finite_score(self) -> float | None:
@@ -144,8 +146,8 @@ class Replicas(Protocol):
     ) -> list[Report]:
         """The one small exchange of a sync. Collective.
 
-        It raises where replicas are not at the same step or do not share the base, and where parameters
-        differ that ought to be equal.
+        It raises where replicas are not at the same step or do not share the base. Where parameters differ
+        that ought to be equal, the report says which, and it raises if nobody can tell.
 
         Args:
             num_steps: where the ensemble stands.
@@ -170,6 +172,8 @@ class Replicas(Protocol):
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
+
+        Replicas that ought to be equal and are not get the parameters, buffers and moments of the others.
 
         Args:
             excluded: left out of the mean; they receive it.

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.average import Averager
-from hdet.replicas.equality import require_equal
+from hdet.replicas.equality import Equality, Verdict
 from hdet.replicas.exchange import digest, exchange, require_same_settings
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.healing import heal
 from hdet.replicas.health import Health
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
@@ -52,6 +53,7 @@ class RankReplicas:
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
         self._health, self._health_of_moments = Health(), Health()
+        self._equality, self._verdict = Equality(group), Verdict(None)
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._averages_moments = self._explores = False
@@ -131,11 +133,21 @@ class RankReplicas:
             silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
             rows = [mine if r == self.index else silent for r in range(self.count)]
         _require_in_step([row[5] for row in rows], [row[6] for row in rows])
-        if len({row[7] for row in rows}) > 1 and all(row[3] for row in rows):
-            self._has_parted = require_equal(
-                self._group, weights, names_of(weights, self._optimizer, self._model), num_steps
+        self._verdict = Verdict(None)
+        if ought_to_be_equal:
+            self._verdict = self._equality.judge(
+                [row[7] for row in rows],
+                [bool(row[3]) for row in rows],
+                weights,
+                lambda: names_of(weights, self._optimizer, self._model),
+                num_steps,
             )
-        return [Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4]) for row in rows]
+            self._has_parted = self._verdict.agreed is None and any(row[3] for row in rows)
+        odd = self._verdict.odd
+        return [
+            Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4], r not in odd)
+            for r, row in enumerate(rows)
+        ]
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors of this replica are finite."""
@@ -151,8 +163,25 @@ class RankReplicas:
         """Nothing to do: these are the model's own."""
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
-        """Give every replica the mean over those that are not excluded, if they differ. Collective."""
-        if self.differ or excluded:
+        """Give every replica the mean over those that are not excluded, if they differ. Collective.
+
+        Where all ought to be equal, those that are not get what the others hold.
+        """
+        agreed = self._verdict.agreed
+        if agreed is not None:
+            # They are equal, so nothing is averaged: those that are not get what one of them holds.
+            donor = min(set(agreed) - set(excluded), default=agreed[0])
+            receivers = {*range(self.count)} - set(agreed) | set(excluded)
+            if receivers:
+                heal(
+                    self._group,
+                    self._optimizer,
+                    self._model,
+                    receivers=receivers - {donor},
+                    donor=donor,
+                    like_weights=like_weights,
+                )
+        elif self.differ or excluded:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             moments = moments_of(self._optimizer) if self._averages_moments or excluded else []
             self._averager.average_(
@@ -161,7 +190,7 @@ class RankReplicas:
                 num_contributors=self.count - len(excluded),
             )
             self._has_parted = False
-        self._buffers.heal()
+        self._buffers.put_back()
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""

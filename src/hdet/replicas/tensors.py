@@ -47,7 +47,7 @@ class Buffers:
         self._good = [b.detach().clone() for b in self.tensors]
 
     @torch.no_grad()
-    def heal(self) -> None:
+    def put_back(self) -> None:
         """After averaging: put back what is not finite, remember the rest.
 
         DistributedDataParallel copies rank zero's buffers to all ranks at every forward pass, a NaN too.
