@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -15,8 +15,12 @@ from hdet.ensemble import Ensemble
 from hdet.explore import LearningRate
 from hdet.find import FoundLR
 from hdet.replicas import ReplicaGroup
+from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.telemetry import RecordSink
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["AutoLR", "settings_of"]
 
@@ -58,6 +62,7 @@ class AutoLR(Ensemble):
         sync_every: steps between looks of the guard and checks of the replicas; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
+            For a sharded model see :class:`hdet.Ensemble`.
         seed: the same on every replica.
 
     >>> import torch
@@ -87,10 +92,10 @@ class AutoLR(Ensemble):
         found: FoundLR | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
-        replicas: dist.ProcessGroup | ReplicaGroup | None = None,
+        replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | None = None,
         seed: int = 0,
     ) -> None:
-        group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
+        group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
         with raising_together(group):
             recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
             settings = settings_of(recipe, optimizer, found)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -34,12 +34,17 @@ from hdet.core.lr_search import (
 )
 from hdet.errors import HdetError, NotFiniteError
 from hdet.replicas.average import Averager
-from hdet.replicas.exchange import exchange, require_same_settings
+from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.rows import join, size_of, split
 from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.shards import local_part, reshard
+from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.telemetry import RoundRecord, SearchRecord
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["FoundLR", "find_lr"]
 
@@ -154,7 +159,7 @@ def find_lr(
     total_steps: int,
     probe: Any = None,
     clip_norm: float | None = None,
-    replicas: dist.ProcessGroup | None = None,
+    replicas: dist.ProcessGroup | DeviceMesh | None = None,
 ) -> FoundLR:
     """Find the learning rate for a run of ``total_steps``, before it begins.
 
@@ -173,7 +178,8 @@ def find_lr(
         probe: one held-out batch, the same on every rank, that trials are scored on. Without it the first few
             training batches are, which no trial then trains on.
         clip_norm: gradients are clipped to this norm, if your loop does so.
-        replicas: the ranks that train together; None for all of them.
+        replicas: the ranks that train together; None for all of them. For a sharded model see
+            :class:`hdet.Ensemble`.
 
     >>> model = nn.Linear(8, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -183,8 +189,8 @@ def find_lr(
     >>> found.lr[0] > 1e-3, optimizer.param_groups[0]["lr"]
     (True, 0.0001)
     """
-    group = ReplicaGroup.of(replicas)
-    with raising_together(group):
+    everyone = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
+    with raising_together(everyone):
         require_count(
             "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
         )
@@ -202,13 +208,13 @@ def find_lr(
             raise ValueError(
                 "optimizer must step without a closure, got LBFGS: it searches along a line by itself"
             )
-    require_same_settings(group, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
-    search = _Search(module, optimizer, batches, loss, probe, clip_norm, group, asked, total_steps)
+    require_same_settings(everyone, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
+    search = _Search(module, optimizer, batches, loss, probe, clip_norm, everyone, asked, total_steps)
     try:
         found = search.run()
     finally:
         search.put_back()
-    if group.index == 0:
+    if everyone.is_writer:
         _log.info("%s", found)
     return found
 
@@ -224,15 +230,20 @@ class _Search:
         loss: Callable[[nn.Module, Any], Tensor],
         probe: Any,
         clip_norm: float | None,
-        group: ReplicaGroup,
+        everyone: ReplicaGroup,
         asked: Sequence[float],
         total_steps: int,
     ) -> None:
+        # A sharded model shares its gradients itself: all ranks then make every trial together.
+        self._is_shared = bool(everyone.within)
+        self._everyone = everyone
+        group = ReplicaGroup(0, 1) if self._is_shared else everyone
+        reshard(model)
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self._group, self._asked = clip_norm, group, asked
         self._total_steps, self._averager = total_steps, Averager(group)
         self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        self._tensors = [*model.parameters(), *model.buffers()]
+        self._tensors = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
         self._gradients = [p.grad for p in self._parameters]
         self._rates = [float(g["lr"]) for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
@@ -244,8 +255,7 @@ class _Search:
         num_replicas = group.count * self._num_virtual
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
-        sizes = exchange(group, [float(_least_size_of(first))])
-        smallest = int(min(row[0] for row in sizes))
+        smallest = int(min(self._of_all(float(_least_size_of(first)))))
         self._num_parts = num_parts(num_replicas, smallest // self._least_size)
         self._sizes = lengths(total_steps, num_replicas * self._num_parts)
         taken = [probe] if probe is not None else [self._next_joint() for _ in range(_PROBE_STEPS)]
@@ -292,7 +302,7 @@ class _Search:
         self, found: Answer, seen: Sequence[tuple[float, float]], trials: Sequence[Trial], num_steps: int
     ) -> FoundLR:
         asked, reason = self._asked, found.reason
-        num_bad = sum(int(row[0]) for row in exchange(self._group, [float(self._num_bad)]))
+        num_bad = int(sum(self._of_all(float(self._num_bad))))
         if num_bad:
             reason += f"; {num_bad} batches whose loss is not finite were left out"
         shown = next(lr for lr in asked if lr)
@@ -383,8 +393,9 @@ class _Search:
         """Whether the loss of the batch is not finite with good weights either: then the data is at fault."""
         now = [tensor.detach().clone() for tensor in self._tensors]
         _copy_all(self._tensors, weights)
-        is_bad = not math.isfinite(self._loss_of(batch).item())
+        is_bad = not math.isfinite(self._mean(self._loss_of(batch).item(), is_joint=False))
         _copy_all(self._tensors, now)
+        reshard(self._model)
         return is_bad
 
     # --- one step ------------------------------------------------------------------------------------
@@ -412,7 +423,7 @@ class _Search:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
             self._averager.average_([p.grad for p in trained if p.grad is not None])
-            value = _mean([row[0] for row in exchange(self._group, [value])])
+        value = self._mean(value, is_joint=is_joint)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         return value
@@ -433,9 +444,18 @@ class _Search:
                 module.train()
         value = _mean([self._loss_of(batch).item() for batch in self._probe[:num_batches]])
         self._model.train()
-        if is_joint:
-            value = _mean([row[0] for row in exchange(self._group, [value])])
+        reshard(self._model)
+        value = self._mean(value, is_joint=is_joint)
         return value if math.isfinite(value) else None
+
+    def _mean(self, value: float, *, is_joint: bool) -> float:
+        """Over all ranks that have made it together."""
+        return _mean(self._of_all(value)) if is_joint or self._is_shared else value
+
+    def _of_all(self, value: float) -> list[float]:
+        """The number of every rank."""
+        rows = exchange_within(self._everyone, [value])
+        return [x for row in exchange(self._everyone, [row[0] for row in rows]) for x in row]
 
     def _next(self) -> Any:
         return self._ahead.pop() if self._ahead else next(self._batches)

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
@@ -197,11 +196,7 @@ def _refused(rank, what):
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     settings = {"model": model}
-    if what == "fsdp2":
-        layer = nn.Linear(4, 4)
-        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
-        optimizer, settings = torch.optim.SGD(layer.parameters(), lr=0.1), {"model": layer}
-    elif what == "fsdp1":
+    if what == "fsdp1":
         sharded = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
         optimizer, settings = torch.optim.SGD(sharded.parameters(), lr=0.1), {"model": sharded}
     elif what == "zero":
@@ -219,7 +214,6 @@ def _refused(rank, what):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("fsdp2", "got DTensors: fully_shard"),
         ("fsdp1", "got a FullyShardedDataParallel: each rank holds"),
         ("zero", "got a ZeroRedundancyOptimizer: each rank"),
         ("lbfgs", "got LBFGS: replicas would evaluate"),

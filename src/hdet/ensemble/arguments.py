@@ -104,17 +104,10 @@ def check_replicas(
     values: ExploredValues,
 ) -> None:
     """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    parameters += [] if model is None else list(model.parameters())
-    if any(_is_a(p, "DTensor") for p in parameters):
-        raise TypeError(
-            "model must hold whole parameters in every process, got DTensors: fully_shard, HSDP and tensor "
-            "parallelism are not supported yet. Use DistributedDataParallel"
-        )
     if model is not None and any(_is_a(module, "FullyShardedDataParallel") for module in model.modules()):
         raise TypeError(
             "model must hold whole parameters in every process, got a FullyShardedDataParallel: each rank "
-            "holds another shard, and their mean would be nonsense. Use DistributedDataParallel"
+            "holds another shard behind one parameter. Use fully_shard, or DistributedDataParallel"
         )
     if _is_a(optimizer, "ZeroRedundancyOptimizer"):
         raise TypeError(

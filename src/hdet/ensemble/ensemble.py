@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,9 +30,12 @@ from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning, NotConvergedWarning, NotFiniteError
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
-from hdet.replicas.tensors import has_coupled_decay
+from hdet.replicas.tensors import has_coupled_decay, parameters_of
 from hdet.replicas.together import raising_together
 from hdet.telemetry import RecordSink
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Ensemble"]
 
@@ -57,7 +60,9 @@ class Ensemble:
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
-            alone where torch.distributed is not running. Or an object of the port ``hdet.replicas.Replicas``.
+            alone where torch.distributed is not running. For a sharded model (fully_shard, tensor
+            parallelism) the axis of its mesh along which it is replicated, ``mesh["replicate"]``; None where
+            all ranks together hold one replica. Or an object of the port ``hdet.replicas.Replicas``.
         seed: of the assignments, the same on every replica.
         records: takes a :class:`RoundRecord` per sync, on replica zero.
         bucket_mib: buffer size for averaging, in MiB.
@@ -95,7 +100,7 @@ class Ensemble:
         sync_every: int = 1000,
         controller: Controller | Guard | None = None,
         total_steps: int | None = None,
-        replicas: dist.ProcessGroup | ReplicaGroup | Replicas | None = None,
+        replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | Replicas | None = None,
         seed: int = 0,
         records: RecordSink | None = None,
         bucket_mib: float = 25.0,
@@ -108,7 +113,7 @@ class Ensemble:
         if isinstance(replicas, Replicas):
             group = ReplicaGroup(0, 1)
         else:
-            group = replicas if isinstance(replicas, ReplicaGroup) else ReplicaGroup.of(replicas)
+            group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
             group = replace(group, patience=require_number("patience", patience, above=0))
         with raising_together(group):
             if total_steps is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hdet.replicas import Replicas
+from hdet.replicas.shards import from_saved
 
 __all__ = ["Tail", "TailMean"]
 
@@ -62,13 +63,13 @@ class TailMean:
             self.mean = [mean[:1].expand_as(p).clone() for mean, p in zip(self.mean, parameters, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors on the CPU; the same on every replica after converging."""
-        mean = [mean.cpu().clone() for mean in self.mean]
-        return {"mean": mean, "num_taken": self.num_taken, "first_step": self.first_step}
+        """What is the same on every replica after converging; the mean itself is saved by others."""
+        return {"num_taken": self.num_taken, "first_step": self.first_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
-        for mean, saved in zip(self.mean, state["mean"], strict=True):
+        for mean, whole in zip(self.mean, state["mean"], strict=True):
+            saved = from_saved(whole)
             mean.copy_(saved if saved.shape == mean.shape else saved[:1].expand_as(mean))
         self.num_taken, self.first_step = state["num_taken"], state["first_step"]
 
@@ -117,7 +118,9 @@ class Tail:
 
     def state_dict(self) -> dict[str, Any] | None:
         """What a checkpoint keeps; None before the first step of the tail."""
-        return self._mean.state_dict() if self._mean is not None and self._mean.num_taken else None
+        if self._mean is None or not (self._mean.num_taken or self._replicas.is_sharded):
+            return None
+        return {"mean": self._replicas.as_saved(self._mean.mean), **self._mean.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""

@@ -14,7 +14,7 @@ from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.patience import wait_for_all
 
-__all__ = ["digest", "exchange", "require_same_settings"]
+__all__ = ["digest", "exchange", "exchange_within", "gather", "require_same_settings"]
 
 
 def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exchange") -> list[list[float]]:
@@ -27,11 +27,29 @@ def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exch
     """
     if not group.communicates:
         return [list(message)]
-    mine = torch.tensor(message, dtype=widest_float(group.device), device=group.device)
-    all_of_them = [torch.empty_like(mine) for _ in range(group.count)]
-    work = dist.all_gather(all_of_them, mine, group=group.process_group, async_op=True)
-    wait_for_all(work, group, what)
-    return torch.stack(all_of_them).tolist()
+    assert group.process_group is not None
+    return gather(group, group.process_group, [message], what)
+
+
+def exchange_within(
+    group: ReplicaGroup, message: Sequence[float], what: str = "an exchange"
+) -> list[list[float]]:
+    """The message of every process of this replica. Collective where there are several."""
+    rows = [list(message)]
+    for axis in group.within:
+        rows = gather(group, axis, rows, what)
+    return rows
+
+
+def gather(
+    group: ReplicaGroup, joined: dist.ProcessGroup, rows: Sequence[Sequence[float]], what: str
+) -> list[list[float]]:
+    """The rows of all processes of a group, one after the other. Collective."""
+    mine = torch.tensor(rows, dtype=widest_float(group.device), device=group.device)
+    all_of_them = [torch.empty_like(mine) for _ in range(joined.size())]
+    work = dist.all_gather(all_of_them, mine, group=joined, async_op=True)
+    wait_for_all(work, group, joined, what)
+    return torch.cat(all_of_them).tolist()
 
 
 def digest(text: str) -> float:
@@ -43,23 +61,36 @@ def digest(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
-def require_same_settings(group: ReplicaGroup, settings: Mapping[str, object]) -> None:
+def require_same_settings(
+    group: ReplicaGroup, settings: Mapping[str, object], here: Mapping[str, object] | None = None
+) -> None:
     """Raise the same error on every replica if any setting differs between replicas.
 
     Different settings would otherwise show as a hang: one replica waits in a sync that another has
     not reached.
+
+    Args:
+        group: who takes part.
+        settings: the same in all processes.
+        here: the same in all replicas, but not in all processes of one.
     """
-    if not group.communicates:
-        return
+    for axis in group.within:
+        _require_same(group, axis, settings)
+    if group.communicates:
+        assert group.process_group is not None
+        _require_same(group, group.process_group, {**settings, **(here or {})})
+
+
+def _require_same(group: ReplicaGroup, joined: dist.ProcessGroup, settings: Mapping[str, object]) -> None:
     text = json.dumps({name: repr(value) for name, value in settings.items()}, sort_keys=True)
-    seen = exchange(group, [digest(text), float(len(text.encode()))])
+    seen = gather(group, joined, [[digest(text), float(len(text.encode()))]], "the comparison of settings")
     if all(fingerprint == seen[0][0] for fingerprint, _ in seen):
         return
     # Only now is the text itself sent, so that the error can name what differs.
     size = int(max(length for _, length in seen))
     padded = text.encode().ljust(size, b" ")
-    texts = [bytes(int(byte) for byte in row) for row in exchange(group, list(padded))]
-    each = [json.loads(text) for text in texts]
+    rows = gather(group, joined, [list(padded)], "the comparison of settings")
+    each = [json.loads(bytes(int(byte) for byte in row)) for row in rows]
     names = sorted({name for one in each for name in one})
     lines = []
     for name in names:

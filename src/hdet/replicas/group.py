@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hdet.errors import HdetWarning
 from hdet.replicas.device import accelerator
+from hdet.replicas.shards import is_sharded
 
 __all__ = ["ReplicaGroup"]
 
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """The place of this process among replicas that live in one process each.
+    """The place of this process among replicas that live in one process each, or in several.
 
     >>> ReplicaGroup.of(None)
     ReplicaGroup(index=0, count=1, process_group=None)
@@ -30,6 +33,9 @@ class ReplicaGroup:
 
     process_group: dist.ProcessGroup | None = None
     """What joins them; None where there is nobody to talk to."""
+
+    within: tuple[dist.ProcessGroup, ...] = field(default=(), repr=False)
+    """What joins the processes of one replica, along each axis of its mesh; empty where it is one process."""
 
     patience: float = field(default=60.0, repr=False)
     """Seconds to wait for a replica at an exchange, until it is named."""
@@ -71,6 +77,45 @@ class ReplicaGroup:
             )
         return cls(index, dist.get_world_size(group), group)
 
+    @classmethod
+    def of_axis(cls, axis: Any) -> ReplicaGroup:
+        """The replicas along one axis of a DeviceMesh; along its other axes lie the parts of a replica."""
+        if axis.ndim != 1:
+            raise ValueError(
+                f"replicas must be one axis of a mesh, got a mesh of {axis.ndim} axes: pass the axis along "
+                'which the model is replicated, such as replicas=mesh["replicate"]'
+            )
+        root = axis._get_root_mesh()  # noqa: SLF001
+        (name,) = axis.mesh_dim_names or (None,)
+        names = root.mesh_dim_names or ()
+        others = [root.get_group(other) for other in names if other != name]
+        group = axis.get_group()
+        return cls(dist.get_rank(group), dist.get_world_size(group), group, tuple(others))
+
+    @classmethod
+    def of_parameters(cls, replicas: Any, parameters: Sequence[object]) -> ReplicaGroup:
+        """What the user gave as ``replicas``, for these parameters; raises if a part of them is left over."""
+        if hasattr(replicas, "mesh_dim_names"):
+            return cls.of_axis(replicas)
+        if isinstance(replicas, ReplicaGroup):
+            return replicas
+        meshes = {id(p.device_mesh): p.device_mesh for p in parameters if is_sharded(p)}  # pyright: ignore[reportAttributeAccessIssue]
+        if not meshes:
+            return cls.of(replicas)
+        sizes = {mesh.size() for mesh in meshes.values()}
+        if any(mesh.ndim > 1 for mesh in meshes.values()) or sizes != {dist.get_world_size()}:
+            raise ValueError(
+                "replicas must be the axis along which a sharded model is replicated, got "
+                f"{replicas!r} with parameters on {next(iter(meshes.values()))}: pass "
+                'replicas=mesh["replicate"]'
+            )
+        return cls(0, 1, None, (next(iter(meshes.values())).get_group(),))
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process speaks for all: the first of the first replica."""
+        return self.index == 0 and all(dist.get_rank(group) == 0 for group in self.within)
+
     @property
     def communicates(self) -> bool:
         """Whether there is anyone to exchange with."""
@@ -79,8 +124,8 @@ class ReplicaGroup:
     @property
     def device(self) -> torch.device:
         """Where the small messages of this group must live."""
-        assert self.process_group is not None
-        backend = dist.get_backend(self.process_group)
+        joined = self.process_group or self.within[0]
+        backend = dist.get_backend(joined)
         if "gloo" in backend or "fake" in backend or "mpi" in backend:
             return torch.device("cpu")
         return accelerator() or torch.device("cpu")

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
     _get_default_store,  # pyright: ignore[reportPrivateUsage]
 )
@@ -26,7 +27,7 @@ _SILENT_LOOKS = 3
 """Who has told nothing new for so many looks is missing."""
 
 
-def wait_for_all(work: Any, group: ReplicaGroup, what: str) -> None:
+def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what: str) -> None:
     """Wait for a collective; log who is missing after the group's patience, and raise after ten times it.
 
     Those who wait write a growing number into the store that joined the processes. Whoever writes none is
@@ -34,25 +35,26 @@ def wait_for_all(work: Any, group: ReplicaGroup, what: str) -> None:
 
     Args:
         work: of the collective.
-        group: who takes part.
+        group: whose patience it is.
+        joined: who takes part.
         what: the replicas wait for, in words.
     """
     if _completes(work, group, group.patience):
         return
     began, look, count = time.monotonic(), group.patience / _LOOKS, 0
     seen: dict[int, bytes] = {}
-    seen_at = dict.fromkeys(range(group.count), 0)
+    seen_at = dict.fromkeys(range(joined.size()), 0)
     told: list[int] = []
     while True:
         count += 1
-        now = _tell(group, count)
+        now = _tell(joined, count)
         seen_at |= {r: count for r, value in now.items() if value != seen.get(r)}
         seen = now
-        missing = [r for r, at in seen_at.items() if count - at >= _SILENT_LOOKS and r != group.index]
+        missing = [r for r, at in seen_at.items() if count - at >= _SILENT_LOOKS and r != joined.rank()]
         waited = group.patience + time.monotonic() - began
         if missing and missing != told and count > _SILENT_LOOKS:
             told = missing
-            if group.index == min(set(range(group.count)) - set(missing)):  # one says it
+            if joined.rank() == min(set(range(joined.size())) - set(missing)):  # one says it
                 _log.error("%s", _sentence(missing, what, waited))
         if waited > _RAISES_AFTER * group.patience:
             raise ReplicaMissingError(
@@ -81,12 +83,11 @@ def _completes(work: Any, group: ReplicaGroup, seconds: float) -> bool:
     return True
 
 
-def _tell(group: ReplicaGroup, count: int) -> dict[int, bytes]:
+def _tell(joined: dist.ProcessGroup, count: int) -> dict[int, bytes]:
     """Write that this replica waits; what the others have written last."""
     store = _get_default_store()
-    assert group.process_group is not None
-    keys = [f"hdet/waits/{group.process_group.group_name}/{r}" for r in range(group.count)]
-    store.set(keys[group.index], str(count))
+    keys = [f"hdet/waits/{joined.group_name}/{r}" for r in range(joined.size())]
+    store.set(keys[joined.rank()], str(count))
     return {r: store.get(key) for r, key in enumerate(keys) if store.check([key])}
 
 

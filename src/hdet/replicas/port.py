@@ -83,6 +83,9 @@ class Replicas(Protocol):
     """Whether there is more than one that can be compared and averaged."""
     has_probe: bool
     """Whether they can be scored on a probe."""
+    is_sharded: bool
+    """Whether a process holds a part of a replica. Checkpoints then have the same entries at every step:
+    ``torch.distributed.checkpoint`` loads into those that are there."""
     needs_syncs: bool
     """Whether syncs are wanted even where nothing is explored or steered."""
 
@@ -168,6 +171,10 @@ class Replicas(Protocol):
 
     def weights_written(self) -> None:
         """Called after :meth:`weights` were changed from outside."""
+        ...
+
+    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies for a checkpoint of tensors laid out as :meth:`weights`."""
         ...
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:

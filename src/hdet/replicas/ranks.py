@@ -1,4 +1,4 @@
-"""RankReplicas: one replica in every process, joined by a process group."""
+"""RankReplicas: one replica in every process, or in several that each hold a part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.average import Averager
 from hdet.replicas.equality import Equality, Verdict
-from hdet.replicas.exchange import digest, exchange, require_same_settings
+from hdet.replicas.exchange import digest, exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.healing import heal
 from hdet.replicas.health import Health
@@ -20,6 +20,7 @@ from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.shards import LocalParts, as_saved, reshard
 from hdet.replicas.tensors import Buffers, averaged_tensors, layout_text, moments_of, names_of
 from hdet.replicas.warm_start import add_noise
 
@@ -28,6 +29,10 @@ __all__ = ["RankReplicas"]
 
 class RankReplicas:
     """The replicas as this process sees them: it holds one, and reaches the others through its group.
+
+    A replica may span several processes, each with its part of the parameters (fully_shard, HSDP, tensor
+    parallelism). What they know of it is joined within the replica before replicas exchange anything, and
+    parts are averaged with the same parts of other replicas.
 
     Args:
         group: who takes part.
@@ -47,8 +52,8 @@ class RankReplicas:
         bucket_mib: float,
     ) -> None:
         self.count, self.index, self.has_others = group.count, group.index, group.communicates
-        self.is_writer, self.has_probe = group.index == 0, probe is not None
-        self.needs_syncs = False
+        self.is_writer, self.has_probe = group.is_writer, probe is not None
+        self.needs_syncs, self.is_sharded = False, bool(group.within)
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
@@ -57,6 +62,7 @@ class RankReplicas:
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._averages_moments = self._explores = False
+        self._weights, self._moments = LocalParts(), LocalParts()
         self._has_parted = False  # whether replicas may differ though nothing is explored
         self._hooks: list[Any] = []
 
@@ -70,11 +76,12 @@ class RankReplicas:
     def require_same(self, settings: Mapping[str, object]) -> None:
         """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
         layout = layout_text(self.weights() + self._buffers.tensors)
-        require_same_settings(self._group, {**settings, "parameters": layout})
+        require_same_settings(self._group, settings, here={"parameters": layout})
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any replica. Collective."""
-        return any(row[0] for row in exchange(self._group, [float(flag)]))
+        is_set = any(row[0] for row in exchange_within(self._group, [float(flag)]))
+        return any(row[0] for row in exchange(self._group, [float(is_set)]))
 
     def attach(
         self,
@@ -86,7 +93,7 @@ class RankReplicas:
         """Begin to work for an ensemble. Collective."""
         self._explores, self._averages_moments = values.explores, averages_moments
         if self.has_others and not self._explores:  # a warm start makes them differ from the beginning
-            sums = exchange(self._group, [float(self._health.checksum(self.weights()))])
+            sums = exchange(self._group, [self._joined_checksum(self.weights())])
             self._has_parted = len({row[0] for row in sums}) > 1
         self._hooks = [self._optimizer.register_step_post_hook(lambda *_: step_made())]
 
@@ -118,9 +125,9 @@ class RankReplicas:
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
-        moments = moments_of(self._optimizer) if self._averages_moments else []
+        moments = self._local_moments() if self._averages_moments else []
         ought_to_be_equal = self.has_others and not self.differ
-        mine = [
+        here = [
             *self._losses.take(),
             float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
             math.nan if scores is None else scores[0],
@@ -128,6 +135,7 @@ class RankReplicas:
             digest(repr(dict(base))),
             float(self._health.checksum(weights)) if ought_to_be_equal else 0.0,
         ]
+        mine = _joined(exchange_within(self._group, here, f"the sync at step {num_steps}"))
         rows = exchange(self._group, mine, f"the sync at step {num_steps}")
         if len(rows) < self.count:  # alone, though more replicas were asked for: they say nothing
             silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
@@ -139,7 +147,7 @@ class RankReplicas:
                 [row[7] for row in rows],
                 [bool(row[3]) for row in rows],
                 weights,
-                lambda: names_of(weights, self._optimizer, self._model),
+                lambda: names_of(self._whole(), self._optimizer, self._model),
                 num_steps,
             )
             self._has_parted = self._verdict.agreed is None and any(row[3] for row in rows)
@@ -150,17 +158,34 @@ class RankReplicas:
         ]
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these tensors of this replica are finite."""
-        return self._health.all_finite(tensors)
+        """Whether these tensors of this replica are finite, in all its processes."""
+        is_finite = float(self._health.all_finite(tensors))
+        return all(row[0] for row in exchange_within(self._group, [is_finite]))
+
+    def _joined_checksum(self, weights: Sequence[Tensor]) -> float:
+        return _sum_of(
+            [row[0] for row in exchange_within(self._group, [float(self._health.checksum(weights))])]
+        )
 
     # --- weights -------------------------------------------------------------------------------------
 
     def weights(self) -> list[Tensor]:
-        """All parameters of this replica."""
+        """All parameters of this replica, or the parts of them that are here."""
+        return self._weights.of(self._whole())
+
+    def _whole(self) -> list[Tensor]:
         return averaged_tensors(self._optimizer, self._model)
 
+    def _local_moments(self) -> list[Tensor]:
+        return self._moments.of(moments_of(self._optimizer))
+
     def weights_written(self) -> None:
-        """Nothing to do: these are the model's own."""
+        """These are the model's own, but for whole parameters that fully_shard may still hold."""
+        reshard(self._model)
+
+    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies for a checkpoint of tensors laid out as :meth:`weights`."""
+        return as_saved(tensors, self._whole())
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
@@ -183,7 +208,7 @@ class RankReplicas:
                 )
         elif self.differ or excluded:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
-            moments = moments_of(self._optimizer) if self._averages_moments or excluded else []
+            moments = self._local_moments() if self._averages_moments or excluded else []
             self._averager.average_(
                 [*self.weights(), *moments, *like_weights, *self._buffers.tensors],
                 contribute=self.index not in excluded,
@@ -191,16 +216,33 @@ class RankReplicas:
             )
             self._has_parted = False
         self._buffers.put_back()
+        reshard(self._model)
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
-        parameters = self.weights() if self._model is None else list(self._model.parameters())
+        reshard(self._model)
+        parameters = self._whole() if self._model is None else list(self._model.parameters())
         add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=self.index)
         self._has_parted = True
 
     def save_point(self, *, on_cpu: bool) -> RankSavePoint:
         """Remember everything that training changes."""
         return RankSavePoint(self._optimizer, self._model, on_cpu=on_cpu)
+
+
+def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
+    """What the processes of one replica report, as one: losses add up, all must be finite and in step."""
+    if len(rows) == 1:
+        return list(rows[0])
+    _require_in_step([row[5] for row in rows], [row[6] for row in rows])
+    sums = [math.fsum(row[i] for row in rows) for i in range(3)]
+    score = math.fsum(row[4] for row in rows) / len(rows)
+    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], _sum_of([r[7] for r in rows])]
+
+
+def _sum_of(checksums: Sequence[float]) -> float:
+    """One checksum of several, of as many bits."""
+    return float(sum(int(value) for value in checksums) % (2**48 - 59))
 
 
 def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.replicas.device import accelerator_module
+from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.tensors import averaged_tensors
 
 __all__ = ["RankSavePoint", "generator_states", "restore_generators"]
@@ -25,7 +26,9 @@ class RankSavePoint:
 
     def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, on_cpu: bool) -> None:
         self._optimizer = optimizer
-        self._tensors = averaged_tensors(optimizer, model) + ([] if model is None else list(model.buffers()))
+        reshard(model)
+        tensors = averaged_tensors(optimizer, model) + ([] if model is None else list(model.buffers()))
+        self._model, self._tensors = model, [local_part(tensor) for tensor in tensors]
         self._copies = [_copy(tensor, on_cpu) for tensor in self._tensors]
         self._moments = [copy.deepcopy(optimizer.state.get(p)) for p in self._parameters()]
         self._generators = generator_states()
@@ -43,6 +46,7 @@ class RankSavePoint:
             if moments is not None:
                 self._optimizer.state[parameter] = copy.deepcopy(moments)
             parameter.grad = None
+        reshard(self._model)
         restore_generators(self._generators)
 
 

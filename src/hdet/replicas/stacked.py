@@ -54,6 +54,7 @@ class StackedReplicas:
     ) -> None:
         self.count, self.index, self.has_others = count, 0, count > 1
         self.is_writer, self.has_probe = True, probe is not None
+        self.is_sharded = False
         self.needs_syncs = True  # the user's model is written there
         self.probe = probe
         """What replicas are scored by."""
@@ -193,6 +194,10 @@ class StackedReplicas:
     def weights_written(self) -> None:
         """Show them in the user's model."""
         self.rows.write_template(0)
+
+    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies for a checkpoint."""
+        return [tensor.detach().cpu().clone() for tensor in tensors]
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""

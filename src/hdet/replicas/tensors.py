@@ -10,7 +10,21 @@ from torch.optim import AdamW, Optimizer
 
 from hdet.replicas.exchange import digest
 
-__all__ = ["Buffers", "averaged_tensors", "has_coupled_decay", "layout_text", "moments_of", "names_of"]
+__all__ = [
+    "Buffers",
+    "averaged_tensors",
+    "has_coupled_decay",
+    "layout_text",
+    "moments_of",
+    "names_of",
+    "parameters_of",
+]
+
+
+def parameters_of(optimizer: object) -> list[Tensor]:
+    """What an optimizer trains; empty for what is none."""
+    groups = getattr(optimizer, "param_groups", [])
+    return [p for group in groups for p in group["params"]]
 
 
 def averaged_tensors(optimizer: Optimizer, model: nn.Module | None) -> list[Tensor]:

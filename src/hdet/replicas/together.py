@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hdet.errors import ConfigurationMismatchError
-from hdet.replicas.exchange import exchange
+from hdet.replicas.exchange import gather
 from hdet.replicas.group import ReplicaGroup
 
 __all__ = ["raising_together"]
@@ -29,15 +29,15 @@ def raising_together(group: ReplicaGroup) -> Iterator[None]:
         raise
     except Exception as error:  # it is raised below, once the others know
         failure = error
-    if group.communicates:
+    joined = [*group.within, *([group.process_group] if group.communicates else [])]
+    for processes in joined:
         text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()
-        sizes = [int(row[0]) for row in exchange(group, [float(len(text))])]
+        sizes = [int(row[0]) for row in gather(group, processes, [[float(len(text))]], "its construction")]
         if any(sizes):
-            padded = text.ljust(max(sizes), b" ")
-            rows = exchange(group, [float(byte) for byte in padded])
+            rows = gather(group, processes, [list(text.ljust(max(sizes), b" "))], "its construction")
             if failure is None:
-                replica = next(r for r, size in enumerate(sizes) if size)
-                why = bytes(int(byte) for byte in rows[replica]).decode(errors="replace").strip()
-                raise _AnotherFailed(f"replica {replica} could not be built: {why}")
+                first = next(r for r, size in enumerate(sizes) if size)
+                why = bytes(int(byte) for byte in rows[first]).decode(errors="replace").strip()
+                failure = _AnotherFailed(f"replica {first} could not be built: {why}")
     if failure is not None:
         raise failure

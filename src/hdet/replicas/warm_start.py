@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from hdet.core.checks import require_choice, require_number
 from hdet.core.noise import noise_std
 from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.shards import is_sharded, local_part
 
 __all__ = ["add_noise", "warm_start"]
 
@@ -92,8 +93,21 @@ def add_noise(
                 derived_seed(seed, "warm_start", replica)
             )
             generators[parameter.device] = generator
-        parameter.add_(torch.empty_like(parameter).normal_(0.0, std, generator=generator))
+        shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
+        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generator)
+        local_part(parameter).add_(_part_of(noise, parameter))
+
+
+def _part_of(whole: Tensor, parameter: Any) -> Tensor:
+    """Of a whole tensor, the part that is here of this parameter."""
+    if not is_sharded(parameter):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
 
 
 def _norm(parameter: Tensor) -> float:
-    return float(torch.linalg.vector_norm(parameter, dtype=widest_float(parameter.device)))
+    norm = torch.linalg.vector_norm(parameter, dtype=widest_float(parameter.device))
+    return float(norm.full_tensor() if is_sharded(norm) else norm)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,260 @@
+"""Replicas that span several ranks: the same numbers as in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import hdet
+from tests.helpers.replicas import run_replicas
+
+STEPS, SIZE, RANKS = 100, 8, 4
+
+
+def build(width=7):  # seven and five: shards are uneven
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def width_of(layout):
+    return 8 if layout == "tp" else 7  # tensor parallelism itself needs an even number
+
+
+def batch_of(rank, step):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(SIZE, 6, generator=generator, dtype=torch.float64)
+    return x, x.sin().sum(dim=1, keepdim=True)
+
+
+def joined(step, ranks=range(RANKS)):
+    """The batches of several ranks, ordered so that a part holds the same examples as the ranks' parts."""
+    pairs = [batch_of(rank, step) for rank in ranks]
+    return tuple(torch.stack(column, dim=1).flatten(0, 1) for column in zip(*pairs, strict=True))
+
+
+def loss_of(model, batch):
+    x, y = batch
+    return (model(x) - y).square().mean()
+
+
+def optimizer_of(kind, parameters):
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=kind == "fused", weight_decay=0.1)
+
+
+def train(model, optimizer, batches, replicas=None, records=None):
+    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS, replicas=replicas)
+    auto = hdet.AutoLR(
+        optimizer, total_steps=STEPS, model=model, found=found, replicas=replicas, records=records
+    )
+    for step in range(STEPS):
+        loss = loss_of(model, batches[step])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+    return found, auto
+
+
+def whole(parameters):
+    return [p.full_tensor().detach() if isinstance(p, DTensor) else p.detach() for p in parameters]
+
+
+def _sharded(rank, layout, kind):
+    model, axis = build(width_of(layout)), None
+    if layout == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        axis = mesh["replicate"]
+    elif layout == "fsdp":
+        mesh = init_device_mesh("cpu", (4,))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+    else:  # fully_shard over one axis, tensor parallelism over the other, one replica
+        mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh["shard"])
+        axis = mesh["replicate"]
+    data_rank = rank // 2 if layout == "tp" else rank
+    optimizer = optimizer_of(kind, model.parameters())
+    records = hdet.Records()
+    batches = [batch_of(data_rank, step) for step in range(STEPS)]
+    found, auto = train(model, optimizer, batches, axis, records)
+    assert auto.state_dict()["tail"] is None  # it has been put in place
+    return found.lr, found.trials, whole(model.parameters()), [r.losses for r in records], auto.replicas.count
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "count"),
+    [("hsdp", "adamw", 2), ("fsdp", "sgd", 1), ("tp", "adamw", 1), ("hsdp", "fused", 2)],
+)
+def test_a_whole_run_of_a_sharded_model_is_that_of_one_process(layout, kind, count):
+    ranks = run_replicas(_sharded, RANKS, layout, kind)
+    model = build(width_of(layout))
+    optimizer = optimizer_of(kind, model.parameters())
+    data_ranks = range(2 if layout == "tp" else RANKS)
+    records = hdet.Records()
+    found, _ = train(model, optimizer, [joined(step, data_ranks) for step in range(STEPS)], records=records)
+    for lr, trials, parameters, losses, num_replicas in ranks:
+        assert num_replicas == count
+        assert lr == pytest.approx(found.lr, rel=1e-9)
+        for (_, score), (_, expected) in zip(trials, found.trials, strict=True):
+            assert score == pytest.approx(expected, rel=1e-9)
+        for mine, theirs in zip(parameters, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-7, atol=1e-9)
+        if losses:  # the writer's
+            means = [sum(row) / len(row) for row in losses[1:]]
+            assert means == pytest.approx([r.losses[0] for r in list(records)[1:]], rel=1e-9)
+    assert sum(bool(losses) for *_, losses, _ in ranks) == 1
+
+
+def _spread(rank):
+    model = build()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=model,
+        explore=[hdet.LearningRate(0.3)],
+        controller=hdet.Controller(),
+        sync_every=10,
+        total_steps=60,
+        average_tail=0.2,
+        replicas=mesh["replicate"],
+    )
+    for step in range(60):
+        loss = loss_of(model, batch_of(rank, step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ensemble.step(loss)
+    return whole(model.parameters()), ensemble.base["lr"]
+
+
+def test_sharded_replicas_that_differ_are_compared_averaged_and_steered_as_virtual_ones():
+    ranks = run_replicas(_spread, RANKS)
+    model = build()
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        loss_of,
+        num_replicas=2,
+        explore=[hdet.LearningRate(0.3)],
+        controller=hdet.Controller(),
+        sync_every=10,
+        total_steps=60,
+        average_tail=0.2,
+    )
+    for step in range(60):
+        ensemble.step([joined(step, (0, 1)), joined(step, (2, 3))])
+    for parameters, base in ranks:
+        assert base == pytest.approx(ensemble.engine.base["lr"], rel=1e-9)
+        for mine, theirs in zip(parameters, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-7, atol=1e-9)
+
+
+def _warm_started(rank):
+    model = build()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ensemble = hdet.Ensemble(optimizer, model=model, sync_every=10, replicas=mesh["replicate"])
+    ensemble.warm_start(0.1)
+    return ensemble.replicas.index, whole(model.parameters())
+
+
+def test_the_noise_of_a_warm_start_is_that_of_a_whole_model():
+    for replica, parameters in run_replicas(_warm_started, RANKS):
+        model = build()
+        hdet.warm_start(model, 0.1, replica=replica)
+        # full_tensor() joins the shards of one replica
+        for mine, theirs in zip(parameters, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-9, atol=1e-12)
+
+
+def _without_axis(rank):
+    model = build()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    try:
+        hdet.AutoLR(torch.optim.SGD(model.parameters(), lr=0.1), total_steps=100, model=model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_mesh_whose_replicas_are_not_named_is_refused():
+    for message in run_replicas(_without_axis, RANKS):
+        assert 'pass replicas=mesh["replicate"]' in message
+
+
+def _sharded_model(layout):
+    model = build()
+    if layout == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        axis = mesh["replicate"]
+    else:
+        mesh, axis = init_device_mesh("cpu", (4,)), None
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model, axis
+
+
+def _parts(model, optimizer, auto):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "auto": auto.state_dict()}
+
+
+def _saves_and_resumes(rank, folder, is_async):
+    """Within the tail: saved with two replicas of two ranks, loaded into one of four."""
+    model, axis = _sharded_model("hsdp")
+    optimizer = optimizer_of("adamw", model.parameters())
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, replicas=axis)
+
+    def descend(model, optimizer, auto, steps):
+        for step in steps:
+            loss = loss_of(model, batch_of(rank, step))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            auto.step(loss)
+
+    descend(model, optimizer, auto, range(96))
+    auto.converge()
+    if is_async:
+        dcp.async_save(_parts(model, optimizer, auto), checkpoint_id=folder).result()
+    else:
+        dcp.save(_parts(model, optimizer, auto), checkpoint_id=folder)
+    descend(model, optimizer, auto, range(96, STEPS))
+
+    other, other_axis = _sharded_model("fsdp")
+    other_optimizer = optimizer_of("adamw", other.parameters())
+    again = hdet.AutoLR(other_optimizer, total_steps=STEPS, model=other, replicas=other_axis)
+    state = _parts(other, other_optimizer, again)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(
+        other, other_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    again.load_state_dict(state["auto"])
+    assert again.num_steps == 96
+    descend(other, other_optimizer, again, range(96, STEPS))
+    return whole(model.parameters()), whole(other.parameters())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_distributed_checkpoint_goes_on_in_another_sharding(tmp_path, is_async):
+    for undisturbed, resumed in run_replicas(_saves_and_resumes, RANKS, str(tmp_path / "saved"), is_async):
+        for mine, theirs in zip(undisturbed, resumed, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
