@@ -56,22 +56,56 @@ class Records(Sequence[RoundRecord]):
 
 
 class JsonlSink:
-    """Appends one JSON line per record; each line is complete on disk before ``write`` returns."""
+    """Appends one JSON line per record; each line is complete on disk before ``write`` returns.
+
+    A run that goes on from a checkpoint goes on with the file. A run that begins at its first step begins a
+    new file, and the one that was there is kept beside it, with ``.old`` at the end of its name.
+
+    Args:
+        path: of the file. It raises here if nothing can be written there; nothing is created yet.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        _require_writable(self.path)
         self._is_open = False
 
     def write(self, record: RoundRecord) -> None:
         """Take one record."""
         if not self._is_open:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if _begins_anew(self.path, record):
+                self.path.replace(f"{self.path}.old")
             _cut_unfinished_line(self.path)
             self._is_open = True
         with self.path.open("a", encoding="utf-8") as file:
             file.write(record.to_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _require_writable(path: Path) -> None:
+    """Raise where a file cannot be written, before a run that would lose its records there."""
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if there == path:
+        problem = "it is a folder" if path.is_dir() else ""
+    else:
+        problem = "" if there.is_dir() else f"{there} is not a folder"
+    if not problem and not os.access(there, os.W_OK):
+        problem = f"{there} cannot be written to"
+    if problem:
+        raise OSError(f"path must be a file that can be written, got {str(path)!r}: {problem}")
+
+
+def _begins_anew(path: Path, record: RoundRecord) -> bool:
+    """Whether the first record of a sink begins a run, where the file holds another."""
+    if record.step > record.num_steps or not path.is_file():
+        return False
+    earlier, _ = scan_records(path)
+    # What a search has found stands before the first step, in a record of its own.
+    return bool(earlier) and (record.search is not None or earlier[-1].step > 0)
 
 
 def _cut_unfinished_line(path: Path) -> None:
@@ -88,16 +122,27 @@ def read_records(path: str | Path) -> list[RoundRecord]:
     A run that was resumed writes again the rounds that it repeats: the later record of a step wins.
     """
     records: list[RoundRecord] = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
+        is_cut = number == len(lines)  # whole lines end with a line break
+        if not line:
+            continue
         try:
-            record = RoundRecord.from_json(line)
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
+            record = RoundRecord.from_json(line.decode("utf-8"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if is_cut and (records or b'{"round":'.startswith(line[:9])):
                 break  # the process ended while writing it
-            raise ValueError(f"{path}, line {number}: not a round record ({error})") from error
+            raise ValueError(
+                f"{path}, line {number}: not a round record ({_reason(error)}), got {_start_of(line)}: pass "
+                "a file that hdet.Records or hdet.JsonlSink has written"
+            ) from error
         _append(records, record)
     return records
+
+
+def _start_of(line: bytes) -> str:
+    text = line.decode("utf-8", errors="replace")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 def scan_records(path: str | Path) -> tuple[list[RoundRecord], list[str]]:
@@ -127,8 +172,9 @@ def scan_records(path: str | Path) -> tuple[list[RoundRecord], list[str]]:
 
 
 def _append(records: list[RoundRecord], record: RoundRecord) -> None:
-    """Add a record; a run that went back to a checkpoint replaces the rounds that it repeats."""
-    while records and records[-1].step >= record.step:
+    """Add a record; a run that went back, or began again, replaces the rounds that it repeats."""
+    start = record.step - record.num_steps
+    while records and (records[-1].step >= record.step or records[-1].step > start):
         records.pop()
     records.append(record)
 

@@ -87,3 +87,84 @@ def test_fields_that_another_version_knows_are_ignored() -> None:
     data = json.loads(record(10, search=SEARCH).to_json())
     data["scout"] = data["search"]["new"] = {"stage": "wide"}
     assert RoundRecord.from_json(json.dumps(data)) == record(10, search=SEARCH)
+
+
+@pytest.mark.parametrize("sink", [JsonlSink, Records])
+def test_a_place_that_cannot_be_written_is_refused_at_once(sink: type, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"path must be a file that can be written, .*file is not a folder"):
+        sink(tmp_path / "file" / "deeper" / "records.jsonl")
+    with pytest.raises(OSError, match=r"path must be .*it is a folder"):
+        sink(tmp_path)
+    sink(tmp_path / "new" / "records.jsonl")
+    assert not (tmp_path / "new").exists()  # nothing is created before there is something to write
+
+
+def test_a_folder_without_permission_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # the superuser may write anywhere
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be written to"):
+        JsonlSink(tmp_path / "records.jsonl")
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b"hello\n", b"\x89PNG\r\n\x1a\n\x00", b"[1, 2]", b"{}\n", b"7"]
+)
+def test_a_file_of_something_else_is_no_empty_run(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"line 1: not a round record .* got .*pass a file that hdet.Records"
+    ):
+        read_records(path)
+
+
+@pytest.mark.parametrize("content", ["", '{"ro', record(10).to_json()[:30]])
+def test_a_run_that_has_no_record_yet_is_empty(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(content)
+    assert read_records(path) == []
+
+
+def first_round(step: int) -> RoundRecord:
+    return record(step, num_steps=step)
+
+
+def search() -> RoundRecord:
+    return RoundRecord(round=0, step=0, num_replicas=2, search=SEARCH)
+
+
+@pytest.mark.parametrize(
+    ("second", "steps"),
+    [
+        ([first_round(5), record(10, num_steps=5)], [5, 10]),  # the script was started again
+        ([search(), first_round(20)], [0, 20]),  # the same, with a search
+        ([record(30, num_steps=10)], [0, 10, 20, 30]),  # resumed after step 20
+        ([record(20, num_steps=10)], [0, 10, 20]),  # resumed after step 10
+    ],
+)
+def test_a_new_run_begins_a_new_file_and_a_resumed_one_goes_on(
+    second: list[RoundRecord], steps: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "records.jsonl"
+    for run in ([search(), first_round(10), record(20, num_steps=10)], second):
+        sink = JsonlSink(path)
+        for each in run:
+            sink.write(each)
+    assert [r.step for r in read_records(path)] == steps
+    is_new = second[0].step == second[0].num_steps
+    assert (tmp_path / "records.jsonl.old").exists() == is_new
+
+
+def test_a_run_that_stopped_before_its_first_round_keeps_what_its_search_found(tmp_path: Path) -> None:
+    JsonlSink(tmp_path / "records.jsonl").write(search())
+    JsonlSink(tmp_path / "records.jsonl").write(first_round(10))
+    assert read_records(tmp_path / "records.jsonl") == [search(), first_round(10)]
+
+
+def test_records_in_memory_begin_again_too() -> None:
+    records = Records()
+    for each in (first_round(10), record(20, num_steps=10), first_round(15)):
+        records.write(each)
+    assert list(records) == [first_round(15)]

@@ -373,8 +373,8 @@ def test_a_failing_tracker_does_not_end_a_training(tmp_path: Path) -> None:
 
 
 def test_other_sinks_still_raise(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
     tee = Tee(Failing(at_step=-1), Records(tmp_path / "file" / "records.jsonl"))
+    (tmp_path / "file").write_text("not a folder")
     with pytest.raises(OSError):
         tee.write(record(10))
 
