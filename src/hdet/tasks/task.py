@@ -10,7 +10,9 @@ import inspect
 import json
 import math
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +134,10 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
             f"task must be one of {', '.join(BUILT_IN_TASKS)} or path/to/file.py:MyTask, got {name!r}"
         )
     where, _, attribute = target.rpartition(":")
-    try:
+    if where.endswith(".py") and not Path(where).is_file():
+        raise ValueError(f"task must name a file that exists, got {where!r}: there is no such file")
+    with _named_errors(name, "cannot be imported"):
         module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except SyntaxError as error:
-        raise ValueError(f"task {name!r} cannot be read: line {error.lineno}, {error.msg}") from error
-    except ModuleNotFoundError as error:
-        if error.name == "sklearn":
-            raise ValueError(f"task {name!r} needs scikit-learn: pip install 'hdet[cli]'") from error
-        raise ValueError(f"task {name!r} cannot be imported: {error}") from error
     kind = getattr(module, attribute, None)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ValueError(
@@ -149,9 +147,37 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     return _construct(kind, name, dict(options or {}))
 
 
+@contextmanager
+def _named_errors(name: str, what: str) -> Iterator[None]:
+    """Turn any error of the user's own code into one that names the task, the file and the line."""
+    try:
+        yield
+    except Exception as error:
+        if name in BUILT_IN_TASKS and not isinstance(error, ModuleNotFoundError):
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
+            raise ValueError(f"task {name!r} needs scikit-learn: pip install 'hdet[cli]'") from error
+        if isinstance(error, SyntaxError):
+            where, words = f"{error.filename}, line {error.lineno}: ", error.msg
+        else:
+            where, words = _place_of(error), str(error)
+        raise ValueError(f"task {name!r} {what}: {where}{type(error).__name__}: {words}") from error
+
+
+def _place_of(error: Exception) -> str:
+    """File and line of the user's code that an error comes from; empty if none was reached."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<")
+        and frame.filename != __file__
+        and "site-packages" not in frame.filename
+    ]
+    return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+
+
 def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"task must name a file that exists, got {str(path)!r}: there is no such file")
     spec = importlib.util.spec_from_file_location(f"hdet_task_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -174,7 +200,8 @@ def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
     ]
     if missing:
         raise ValueError(f"task {name!r} must define {', '.join(missing)}")
-    return kind(**options)
+    with _named_errors(name, "cannot be built"):
+        return kind(**options)
 
 
 def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any]:

@@ -147,3 +147,34 @@ def test_unknown_tasks_say_what_is_known(name, message):
 def test_options_must_be_pairs():
     with pytest.raises(ValueError, match="--option must be NAME=VALUE, got 'width'"):
         parse_options(["width"])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            "x = 1\ny = undefined\n",
+            {},
+            r"cannot be imported: .*mine\.py, line 2: NameError: name 'undefined'",
+        ),
+        ("import math\nmath.nothing\n", {}, r"mine\.py, line 2: AttributeError: module 'math'"),
+        ("x = 1\nimport no_such_module\n", {}, r"mine\.py, line 2: ModuleNotFoundError: No module named"),
+        ("x = (\n", {}, r"mine\.py, line 1: SyntaxError: '\(' was never closed"),
+        (
+            f"from {__name__} import Mine as Base\nclass Mine(Base):\n    def __init__(self, size=1):\n"
+            "        self.share = 1 / size\n",
+            {"size": 0},
+            r"cannot be built: .*mine\.py, line 4: ZeroDivisionError: division by zero",
+        ),
+        (
+            f"from {__name__} import Mine as Base\nclass Mine(Base):\n"
+            "    def __init__(self, size):\n        pass\n",
+            {},
+            r"cannot be built: TypeError: .*missing 1 required positional argument: 'size'",
+        ),
+    ],
+)
+def test_a_bug_in_a_task_of_ones_own_is_named_with_file_and_line(source, options, message, tmp_path):
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(ValueError, match=rf"task '.*mine\.py:Mine' .*{message}"):
+        load_task(f"{tmp_path / 'mine.py'}:Mine", options)
