@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from hdet.replicas.device import accelerator
 from hdet.replicas.shards import is_sharded
 
 __all__ = ["ReplicaGroup"]
+
+_told: set[str] = set()
+"""What this process was warned of already."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class ReplicaGroup:
                     HdetWarning,
                     stacklevel=3,
                 )
+            else:
+                _warn_if_launched()
             return cls(fallback_index, fallback_count)
         group = process_group if process_group is not None else dist.group.WORLD
         if not isinstance(group, dist.ProcessGroup):
@@ -129,3 +135,18 @@ class ReplicaGroup:
         if "gloo" in backend or "fake" in backend or "mpi" in backend:
             return torch.device("cpu")
         return accelerator() or torch.device("cpu")
+
+
+def _warn_if_launched() -> None:
+    """Say once that the processes of a launcher do not know of each other. Rank zero says it for all."""
+    world_size = os.environ.get("WORLD_SIZE", "")
+    is_launched = world_size.isdecimal() and int(world_size) > 1 and os.environ.get("RANK", "0") == "0"
+    if is_launched and "launched" not in _told:
+        _told.add("launched")
+        warnings.warn(
+            f"WORLD_SIZE={world_size} processes were launched, but torch.distributed is not running: each "
+            "trains alone, and nothing is compared or averaged. Call torch.distributed.init_process_group "
+            "first",
+            HdetWarning,
+            stacklevel=4,
+        )
