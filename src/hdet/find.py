@@ -36,6 +36,7 @@ from hdet.errors import HdetError, NotFiniteError
 from hdet.replicas.average import Averager
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.losses import scalar_of
 from hdet.replicas.rows import join, size_of, split
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import local_part, reshard
@@ -196,6 +197,10 @@ def find_lr(
         )
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be a function loss(model, batch), got {loss!r} of type {type(loss).__name__}"
+            )
         module = model.module if isinstance(model, DistributedDataParallel) else model
         asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
         for value in asked:
@@ -429,11 +434,7 @@ class _Search:
         return value
 
     def _loss_of(self, batch: Any) -> Tensor:
-        loss = self._loss(self._model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss must return a tensor with one element, got {got}: return its mean")
-        return loss
+        return scalar_of("loss must return", self._loss(self._model, batch))
 
     @torch.no_grad()
     def _score(self, *, is_joint: bool = True, num_batches: int | None = None) -> float | None:

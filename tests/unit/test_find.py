@@ -109,6 +109,8 @@ def test_where_there_is_nothing_to_see_the_learning_rate_stays_and_it_says_so():
         ({"clip_norm": 0}, ValueError, "clip_norm must be a number above 0"),
         ({"batches": []}, ValueError, "batches must have at least one batch"),
         ({"batches": iter([batch(0, 0)])}, ValueError, "pass the DataLoader itself"),
+        ({"loss": None}, TypeError, r"loss must be a function loss\(model, batch\), got None"),
+        ({"loss": lambda m, d: loss_of(m, d) * 1j}, TypeError, "loss must return .* got torch.complex128"),
         ({"loss": lambda m, d: m(d[0])}, ValueError, "loss must return a tensor with one element"),
         (
             {"loss": lambda m, d: loss_of(m, d) * math.nan},

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hdet.core.checks import require_choice, require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
+from hdet.ensemble.state import require_keys
 from hdet.replicas.stacked import StackedReplicas
 
 __all__ = ["VirtualEnsemble"]
@@ -66,6 +67,16 @@ class VirtualEnsemble:
         require_choice("gradients", gradients, ("shared", "local"))
         require_flag("vectorize", vectorize)
         require_flag("join_equal", join_equal)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be a function loss(model, batch), got {loss!r} of type {type(loss).__name__}"
+            )
+        if probe is not None and not callable(probe):
+            raise TypeError(
+                f"probe must be a function probe(model) or None, got {probe!r} of type {type(probe).__name__}"
+            )
         self.model = model
         self.replicas = StackedReplicas(
             model,
@@ -131,6 +142,7 @@ class VirtualEnsemble:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; with another number of replicas, each takes the mean of the moments."""
+        require_keys(state_dict, ["engine", "model", "param_groups", "row_optimizer"], "hdet.VirtualEnsemble")
         self.model.load_state_dict(state_dict["model"])
         self.replicas.join()
         self.replicas.row_optimizer.load_state_dict(state_dict["row_optimizer"])

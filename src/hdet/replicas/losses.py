@@ -10,7 +10,44 @@ from torch import Tensor
 
 from hdet.replicas.device import widest_float
 
-__all__ = ["LossMeter", "LossRows", "LossSum"]
+__all__ = ["LossMeter", "LossRows", "LossSum", "number_of", "scalar_of"]
+
+
+def scalar_of(must: str, value: object) -> Tensor:
+    """``value`` without dimensions, if it is a real tensor with one element; ``must`` begins the error.
+
+    >>> scalar_of("loss must be", torch.ones(2))
+    Traceback (most recent call last):
+    ValueError: loss must be a tensor with one element, got shape (2,): take its mean
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{must} a tensor with one element, got {value!r} of type {type(value).__name__}")
+    if value.is_complex():
+        raise TypeError(
+            f"{must} a tensor with one element, got {value.dtype}: take its real part or its absolute value"
+        )
+    if value.dim() and value.numel() != 1:
+        raise ValueError(f"{must} a tensor with one element, got shape {tuple(value.shape)}: take its mean")
+    return value.reshape(()) if value.dim() else value
+
+
+def number_of(must: str, value: object) -> float:
+    """``value`` as a float, if it is a real tensor with one element or a number; ``must`` begins the error.
+
+    >>> number_of("probe must return", "0.5")
+    Traceback (most recent call last):
+    TypeError: probe must return a tensor with one element or a number, got '0.5' of type str
+    """
+    if isinstance(value, Tensor):
+        return scalar_of(must, value).item()
+    try:
+        if isinstance(value, str):  # float() would read it
+            raise TypeError
+        return float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{must} a tensor with one element or a number, got {value!r} of type {type(value).__name__}"
+        ) from None
 
 
 class LossSum(NamedTuple):
@@ -86,21 +123,13 @@ class LossMeter:
     def add(self, loss: Tensor | float) -> None:
         """Take one loss. The tensor is read now and may be changed afterwards."""
         if isinstance(loss, Tensor):
-            loss = loss.detach()
-            if loss.dim():
-                loss = _only_element(loss)
+            loss = scalar_of("loss must be", loss.detach())
             last = self._last
             if last is None or loss.device != last.device:
                 last = self._last = self._devices.setdefault(loss.device, _DeviceSum(loss.device))
             last.add(loss)
             return
-        try:
-            number = float(loss)
-        except (TypeError, ValueError):
-            raise TypeError(
-                "loss must be a tensor with one element, a number or None, "
-                f"got {loss!r} of type {type(loss).__name__}"
-            ) from None
+        number = number_of("loss must be", loss)
         seen = LossSum(number, 1.0, 0.0) if math.isfinite(number) else LossSum(0.0, 0.0, 1.0)
         self._host = self._host.plus(seen)
 
@@ -110,14 +139,6 @@ class LossMeter:
         for device_sum in self._devices.values():
             total = total.plus(device_sum.take())
         return total
-
-
-def _only_element(loss: Tensor) -> Tensor:
-    if loss.numel() != 1:
-        raise ValueError(
-            f"loss must be a tensor with one element, got shape {tuple(loss.shape)}: pass its mean"
-        )
-    return loss.reshape(())
 
 
 class LossRows:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.replicas.device import accelerator, accelerator_module
+from hdet.replicas.losses import number_of
 
 __all__ = ["run_probe"]
 
@@ -36,8 +37,4 @@ def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> f
     finally:
         for module, mode in modes:
             module.training = mode
-    if isinstance(loss, Tensor):
-        if loss.numel() != 1:
-            raise ValueError(f"probe must return one number, got a tensor of shape {tuple(loss.shape)}")
-        return loss.item()
-    return float(loss)
+    return number_of("probe must return", loss)

@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from hdet.errors import CannotVectorizeError
+from hdet.replicas.losses import number_of, scalar_of
 
-__all__ = ["ModelRows", "join", "size_of", "split"]
+__all__ = ["ModelRows", "join", "require_equal_sizes", "size_of", "split"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -134,9 +135,7 @@ class ModelRows:
             )
 
         if not is_common:
-            batches = pytree.tree_map(
-                lambda *leaves: torch.stack(list(map(torch.as_tensor, leaves))), *batches
-            )
+            batches = _stack(batches)
         every = vmap(one, in_dims=(0, 0, None if is_common else 0), randomness="different")
         leaves = self._leaves_of(None)
         try:
@@ -190,11 +189,7 @@ class ModelRows:
         torch._foreach_copy_(places, gradients)  # pyright: ignore[reportPrivateImportUsage]
 
     def _loss_of(self, batch: Any) -> Tensor:
-        loss = self._loss(self._model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"loss must return a tensor with one element, got {shape}: return its mean")
-        return loss.reshape(())
+        return scalar_of("loss must return", self._loss(self._model, batch))
 
     @torch.no_grad()
     def scores(
@@ -211,7 +206,7 @@ class ModelRows:
                 tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
                 tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
                 value, _ = self._tensor_places.call(partial(score, self._model), tensors)
-                result.append(float(value))
+                result.append(number_of("probe must return", value))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -267,6 +262,28 @@ class ModelRows:
             for part, (name, shape) in zip(parts, places, strict=True):
                 views[name] = part.view(self._num_replicas, *shape)
         return views
+
+
+def _stack(batches: Sequence[Any]) -> Any:
+    """All batches as one, with a new first dimension."""
+    try:
+        return pytree.tree_map(lambda *leaves: torch.stack(list(map(torch.as_tensor, leaves))), *batches)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            "batch must hold batches of the same shapes, one per replica, got sizes "
+            f"{[size_of(batch) for batch in batches]} ({str(error).splitlines()[0]}): leave out the last "
+            "batch of an epoch (drop_last=True), or pass vectorize=False"
+        ) from error
+
+
+def require_equal_sizes(batches: Sequence[Any]) -> None:
+    """Raise if batches have different numbers of examples: their mean loss would not be that of all."""
+    sizes = [size_of(batch) for batch in batches]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"batch must hold batches of the same size, one per replica, to be joined, got sizes {sizes}: "
+            "leave out the last batch of an epoch (drop_last=True), or pass join_equal=False"
+        )
 
 
 def join(batches: Sequence[Any]) -> Any:

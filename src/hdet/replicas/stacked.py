@@ -16,7 +16,7 @@ from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.row_values import RowValues
-from hdet.replicas.rows import ModelRows, join
+from hdet.replicas.rows import ModelRows, join, require_equal_sizes
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.replicas.warm_start import add_noise
 
@@ -93,6 +93,7 @@ class StackedReplicas:
         """
         is_common, num_rows = not isinstance(batch, list), self.num_distinct
         if num_rows < self.count and not is_common:
+            require_equal_sizes(batch)
             is_common, batch = True, join(batch)
         values = self._attached()
         with values.one_by_one() as hold_static_of:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hdet.core.assign import derived_seed
-from hdet.core.checks import require_choice, require_number
+from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.noise import noise_std
 from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
@@ -55,7 +55,11 @@ def warm_start(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
-    index = ReplicaGroup.of(process_group).index if replica is None else replica
+    if replica is None:
+        index = ReplicaGroup.of(process_group).index
+    else:
+        index = require_count("replica", replica, at_least=0)
+    require_count("seed", seed, at_least=0)
     add_noise(list(model.parameters()), noise_scale, norm=norm, seed=seed, replica=index)
 
 

@@ -24,6 +24,7 @@ from hdet.core.controller import Controller
 from hdet.core.decay import equation8
 from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
+from hdet.ensemble.state import require_keys
 from hdet.errors import HdetWarning
 from hdet.explore import LearningRate
 from hdet.replicas import ReplicaGroup
@@ -264,6 +265,7 @@ class OneCycleAutoLR(OneCycleLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a checkpoint, also one of a plain OneCycleLR or of another number of replicas."""
+        require_keys(state_dict, ["last_epoch"], "hdet.OneCycleAutoLR")
         state = dict(state_dict)
         ensemble = state.pop("ensemble", None)
         super().load_state_dict(state)

@@ -228,6 +228,8 @@ def test_replicas_that_join_within_the_tail_have_one_mean(sync_every: int) -> No
         ({"num_replicas": 0}, ValueError, "num_replicas must be an integer of at least 1"),
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
         ({"vectorize": 1}, TypeError, "vectorize must be True or False"),
+        ({"loss": None}, TypeError, r"loss must be a function loss\(model, batch\), got None"),
+        ({"probe": 3}, TypeError, r"probe must be a function probe\(model\) or None, got 3"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -442,7 +444,7 @@ def test_a_loss_that_is_no_scalar_is_refused_before_anything_changes(vectorize: 
     model = nn.Linear(3, 2)
     ensemble = build(model, vectorize=vectorize, loss=lambda m, x: m(x).square().mean(dim=0))
     before = ensemble.replicas.rows.matrices[0].clone()
-    with pytest.raises(ValueError, match=r"one element, got \(2,\): return its mean"):
+    with pytest.raises(ValueError, match=r"one element, got shape \(2,\): take its mean"):
         ensemble.step(torch.ones(5, 3))
     assert torch.equal(ensemble.replicas.rows.matrices[0], before)
 
@@ -470,3 +472,33 @@ def test_a_warm_start_gives_each_replica_the_noise_of_its_own(join_equal: bool) 
             alone.bias.copy_(now[6:])
         hdet.warm_start(alone, 0.1, replica=replica)
         assert torch.equal(ensemble.replicas.rows.matrices[0][replica][:6].view(2, 3), alone.weight)
+
+
+@pytest.mark.parametrize(
+    "change", [{"vectorize": True}, {"join_equal": True, "explore": [hdet.LearningRate(0.0)]}]
+)
+def test_batches_of_unequal_size_are_named(change: dict[str, Any]) -> None:
+    ensemble = build(nn.Linear(3, 2), **change)
+    with pytest.raises(
+        ValueError, match=r"batch must hold batches of the same .* got sizes \[5, 5, 5, 2\].*drop_last"
+    ):
+        ensemble.step([torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
+    assert ensemble.engine.num_steps == 0
+    one_by_one = build(nn.Linear(3, 2), vectorize=False)
+    one_by_one.step([torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
+    assert one_by_one.engine.num_steps == 1
+
+
+def test_a_probe_that_returns_no_number_is_named() -> None:
+    ensemble = build(nn.Linear(3, 2), sync_every=1, probe=lambda m: "low")
+    with pytest.raises(TypeError, match="probe must return a tensor with one element or a number, got 'low'"):
+        ensemble.step(torch.ones(5, 3))
+
+
+@pytest.mark.parametrize("state", [{}, {"engine": {}}, None])
+def test_a_state_that_is_none_is_named(state: Any) -> None:
+    ensemble = build(nn.Linear(3, 2))
+    with pytest.raises(
+        (TypeError, ValueError), match=r"state_dict must be what .* hdet.VirtualEnsemble returned"
+    ):
+        ensemble.load_state_dict(state)

@@ -41,9 +41,11 @@ def test_the_loss_may_change_afterwards_and_keeps_no_graph() -> None:
 @pytest.mark.parametrize(
     ("loss", "error", "words"),
     [
-        (torch.ones(3), ValueError, r"one element, got shape \(3,\): pass its mean"),
-        ("high", TypeError, "a number or None, got 'high' of type str"),
+        (torch.ones(3), ValueError, r"one element, got shape \(3,\): take its mean"),
+        ("high", TypeError, "a number, got 'high' of type str"),
         ([1.0], TypeError, "loss must be a tensor"),
+        (torch.tensor(1j), TypeError, "loss must be .*got torch.complex64: take its real part"),
+        (1j, TypeError, "loss must be a tensor with one element or a number, got 1j of type complex"),
     ],
 )
 def test_bad_losses(loss: object, error: type[Exception], words: str) -> None:

@@ -63,6 +63,8 @@ def test_half_precision_norms_do_not_overflow() -> None:
     [
         ({"noise_scale": -0.1}, ValueError, "noise_scale must be a number of at least 0, got -0.1"),
         ({"noise_scale": float("nan")}, ValueError, "noise_scale"),
+        ({"replica": -1}, ValueError, "replica must be an integer of at least 0, got -1"),
+        ({"seed": 0.5}, TypeError, "seed must be an integer"),
         ({"norm": "layer"}, ValueError, "norm must be one of 'tensor', 'global', got 'layer'"),
     ],
 )
