@@ -12,11 +12,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet.core.guard import Guard
 from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
+from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.explore import LearningRate
 from hdet.find import FoundLR
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
+from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
@@ -95,11 +97,18 @@ class AutoLR(Ensemble):
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | None = None,
         seed: int = 0,
     ) -> None:
-        group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
-        with raising_together(group):
-            recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
-            settings = settings_of(recipe, optimizer, found)
-        super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
+        plain = plain_optimizer(optimizer)
+        group = ReplicaGroup.of_parameters(replicas, parameters_of(plain))
+        with unchanged_on_error(plain):
+            with raising_together(group):
+                recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
+                if found is not None and not isinstance(found, FoundLR):
+                    raise TypeError(
+                        f"found must be what hdet.find_lr returned, or None, got {found!r} of type "
+                        f"{type(found).__name__}"
+                    )
+                settings = settings_of(recipe, plain, found)
+            super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
         self._found = found
         if found is not None and records is not None and self.replicas.is_writer:
             records.write(found.to_record(self.replicas.count))

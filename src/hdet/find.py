@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from hdet.core.checks import require_count, require_number
@@ -34,14 +33,17 @@ from hdet.core.lr_search import (
 )
 from hdet.errors import HdetError, NotFiniteError
 from hdet.replicas.average import Averager
+from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import scalar_of
 from hdet.replicas.rows import join, size_of, split
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import local_part, reshard
+from hdet.replicas.supported import require_supported
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
+from hdet.replicas.wrapped import optimizer_layers, plain_optimizer, without_ddp
 from hdet.telemetry import RoundRecord, SearchRecord
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class FoundLR:
 
     def write(self, optimizer: Optimizer) -> None:
         """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
+        optimizer = plain_optimizer(optimizer)
         if len(optimizer.param_groups) != len(self.lr):
             raise ValueError(
                 f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
@@ -170,7 +173,7 @@ def find_lr(
     on every rank. It takes 10 % of the steps of a run of 1000, and 4.5 % of one of 5000.
 
     Args:
-        model: what is trained, bare or in DistributedDataParallel.
+        model: what is trained, bare or in DistributedDataParallel, compiled or not.
         optimizer: its learning rates are where the search starts. All groups are scaled together.
         batches: training batches, of this rank. A list within it holds the batches that several virtual
             replicas take in one step.
@@ -190,18 +193,24 @@ def find_lr(
     >>> found.lr[0] > 1e-3, optimizer.param_groups[0]["lr"]
     (True, 0.0001)
     """
-    everyone = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
+    everyone = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer_layers(optimizer)[-1]))
     with raising_together(everyone):
         require_count(
             "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
         )
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
         if not callable(loss):
             raise TypeError(
                 f"loss must be a function loss(model, batch), got {loss!r} of type {type(loss).__name__}"
             )
-        module = model.module if isinstance(model, DistributedDataParallel) else model
+        layers = optimizer_layers(optimizer)
+        optimizer = layers[-1]
+        require_free(optimizer)
+        require_supported(layers, model)
+        module = without_ddp(model)
         asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
         for value in asked:
             require_number("optimizer's lr", value, at_least=0)

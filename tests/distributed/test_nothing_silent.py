@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import schedulefree
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -206,9 +207,20 @@ def _refused(rank, what):
         optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     elif what == "lbfgs":
         optimizer = torch.optim.LBFGS(net.parameters(), lr=1.0)
+    elif what == "asgd":
+        optimizer = torch.optim.ASGD(net.parameters(), lr=0.1)
+    elif what == "schedule-free":
+        optimizer = schedulefree.AdamWScheduleFree(net.parameters(), lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _message((TypeError, ValueError), lambda: hdet.Ensemble(optimizer, **settings))
+        told = _message((TypeError, ValueError), lambda: hdet.Ensemble(optimizer, **settings))
+        if what in ("fsdp2", "fsdp1", "zero"):
+
+            def search():
+                hdet.find_lr(settings["model"], optimizer, [], lambda m, b: m(b), total_steps=100)
+
+            assert _message(TypeError, search) == told
+        return told
 
 
 @pytest.mark.parametrize(
@@ -217,8 +229,86 @@ def _refused(rank, what):
         ("fsdp1", "got a FullyShardedDataParallel: each rank holds"),
         ("zero", "got a ZeroRedundancyOptimizer: each rank"),
         ("lbfgs", "got LBFGS: replicas would evaluate"),
+        ("asgd", "got ASGD: its averages and their weights follow each replica's learning rate"),
+        ("schedule-free", "got AdamWScheduleFree: its averages"),
     ],
 )
 def test_what_would_be_nonsense_is_refused(what, words):
     for message in run_replicas(_refused, 2, what):
         assert words in message, message
+
+
+def _averages_of_its_own(rank, kind, spread):
+    """After a sync: how far the optimizers of two ranks are apart, in their states and in their groups."""
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = {"asgd": torch.optim.ASGD, "schedule-free": schedulefree.SGDScheduleFree}[kind](
+        net.parameters(), lr=0.1
+    )
+    if kind == "schedule-free":
+        optimizer.train()
+    ensemble = hdet.Ensemble(
+        optimizer, model=model, explore=[hdet.LearningRate(spread)], sync_every=5, moments="average"
+    )
+    train(ensemble, model, optimizer, rank, range(10))
+    kept = [
+        v.double().reshape(-1)
+        for p in net.parameters()
+        for _, v in sorted(optimizer.state[p].items())
+        if isinstance(v, torch.Tensor)
+    ]
+    numbers = [
+        float(v) for k, v in sorted(optimizer.param_groups[0].items()) if k != "lr" and isinstance(v, float)
+    ]
+    return torch.equal(*everybodys(torch.cat([*kept, torch.tensor(numbers, dtype=torch.float64)])))
+
+
+@pytest.mark.parametrize("kind", ["asgd", "schedule-free"])
+def test_an_optimizer_that_averages_weights_itself_stays_equal_without_a_spread(kind, monkeypatch):
+    """With a spread its state would part, also where moments are averaged: that is why it is refused."""
+    assert run_replicas(_averages_of_its_own, 2, kind, 0.0) == [True, True]
+    assert run_replicas(_parted, 2, kind) == [False, False]
+
+
+def _parted(rank, kind):
+    from hdet.ensemble import ensemble
+
+    check, ensemble.check_replicas = ensemble.check_replicas, lambda *_: None
+    try:
+        return _averages_of_its_own(rank, kind, 0.5)
+    finally:
+        ensemble.check_replicas = check
+
+
+def _compiled(rank):
+    torch.manual_seed(0)
+    net = Net()
+    ddp = DistributedDataParallel(net)
+    model = torch.compile(ddp, backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    data = [batch(rank, step) for step in range(20)]
+    seen = set()
+
+    def loss(model, data):
+        seen.add(type(model).__name__)
+        return (model(data[0]) - data[1]).square().mean()
+
+    found = hdet.find_lr(model, optimizer, data, loss, total_steps=100)
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=EQUAL, sync_every=5, records=hdet.Records())
+
+    def spoil(step):
+        if step == 2 and rank == 1:
+            with torch.no_grad():
+                net.b2.mul_(1.2)
+
+    told = _message(
+        hdet.ReplicasDifferError, lambda: train(ensemble, model, optimizer, rank, range(5), spoil)
+    )
+    return found.lr, seen, told
+
+
+def test_a_compiled_ddp_model_is_searched_and_named_as_the_one_inside():
+    (lr, seen, told), (other, _, _) = run_replicas(_compiled, 2)
+    assert lr == other and seen == {"Net"}
+    assert "'b2' by" in told

@@ -126,6 +126,16 @@ def test_bad_input_is_named(change, error, message):
         hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
 
 
+def test_a_model_and_an_optimizer_that_do_not_go_together_are_named():
+    net, optimizer = Net(), torch.optim.SGD(Net().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="model must have parameters that the optimizer trains, got a Net"):
+        hdet.find_lr(net, optimizer, [], loss_of, total_steps=500)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got 0.1"):
+        hdet.find_lr(net, 0.1, [], loss_of, total_steps=500)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got 'net'"):
+        hdet.find_lr("net", optimizer, [], loss_of, total_steps=500)
+
+
 def test_a_group_without_a_learning_rate_keeps_none_and_what_cannot_be_searched_is_refused():
     net = Net()
     groups = [{"params": [net.w1], "lr": 0.0}, {"params": [net.w2]}]

@@ -14,6 +14,9 @@ from hdet.core.controller import Controller
 from hdet.core.guard import Guard
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
+from hdet.replicas.claims import require_free
+from hdet.replicas.supported import require_supported
+from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RecordSink
 
 __all__ = ["check_arguments", "check_replicas"]
@@ -21,10 +24,9 @@ __all__ = ["check_arguments", "check_replicas"]
 
 def check_arguments(
     *,
-    optimizer: object,
+    layers: Sequence[Optimizer],
     scheduler: object,
     model: object,
-    explore: Sequence[object],
     sync_every: object,
     controller: object,
     total_steps: object,
@@ -37,15 +39,23 @@ def check_arguments(
     average_tail: object,
 ) -> None:
     """Raise if an argument is of the wrong kind or out of range."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type {type(optimizer).__name__}"
-        )
+    optimizer = layers[-1]
+    require_free(optimizer)
     for i, group in enumerate(optimizer.param_groups):
         if not group["params"]:
             raise ValueError(
                 f"optimizer must have parameters in every group, got none in group {i}: remove the group"
             )
+    if isinstance(scheduler, Optimizer):
+        raise TypeError(
+            "scheduler must be a schedule such as a torch LRScheduler, got the optimizer "
+            f"{type(scheduler).__name__}: leave it out for constant values"
+        )
+    if type(scheduler).__module__.startswith("timm.") and hasattr(scheduler, "step_update"):
+        raise TypeError(
+            f"scheduler must move on at step() alone, got timm's {type(scheduler).__name__}, which asks for "
+            "the number of the epoch or update: use a torch LRScheduler, such as LambdaLR with its shape"
+        )
     if scheduler is not None and not hasattr(scheduler, "step"):
         raise TypeError(
             f"scheduler must have a step() method, got {scheduler!r} of type {type(scheduler).__name__}"
@@ -55,22 +65,13 @@ def check_arguments(
             "scheduler must plan by steps alone, got a ReduceLROnPlateau, which asks for a metric at each: "
             "use a schedule of steps, or a constant plan"
         )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    if plain_optimizer(getattr(scheduler, "optimizer", optimizer)) is not optimizer:
         raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module or None, got {model!r} of type {type(model).__name__}"
         )
-    if not explore:
-        raise ValueError(
-            "explore must name at least one hyperparameter, got none: leave it out for the default"
-        )
-    for h in explore:
-        if not callable(getattr(h, "tunables", None)):
-            raise TypeError(
-                f"explore must hold hyperparameters such as hdet.LearningRate(), got {h!r} of type "
-                f"{type(h).__name__}"
-            )
+    require_supported(layers, model)
     require_count("sync_every", sync_every)
     if controller is not None and not isinstance(controller, Controller | Guard):
         raise TypeError(
@@ -97,31 +98,25 @@ def check_arguments(
         )
 
 
-def check_replicas(
-    optimizer: Optimizer,
-    model: nn.Module | None,
-    replicas: Replicas,
-    values: ExploredValues,
-) -> None:
-    """Raise for optimizers and models whose replicas would silently be trained or averaged wrong."""
-    if model is not None and any(_is_a(module, "FullyShardedDataParallel") for module in model.modules()):
-        raise TypeError(
-            "model must hold whole parameters in every process, got a FullyShardedDataParallel: each rank "
-            "holds another shard behind one parameter. Use fully_shard, or DistributedDataParallel"
-        )
-    if _is_a(optimizer, "ZeroRedundancyOptimizer"):
-        raise TypeError(
-            "optimizer must step all parameters in every process, got a ZeroRedundancyOptimizer: each rank "
-            "steps its part with its own learning rate and sends it to the others. Use a plain optimizer"
-        )
-    if isinstance(optimizer, LBFGS) and values.explores and replicas.has_others:
+def check_replicas(layers: Sequence[Optimizer], replicas: Replicas, values: ExploredValues) -> None:
+    """Raise for optimizers that do not go with replicas that differ."""
+    if not (values.explores and replicas.has_others):
+        return
+    if isinstance(layers[-1], LBFGS):
         raise TypeError(
             "optimizer must make one step per call where replicas differ, got LBFGS: replicas would evaluate "
             "their closures a different number of times and wait for each other forever. Set every spread to "
             "0, or use another optimizer"
         )
+    for layer in layers:
+        if _keeps_own_weights(layer):
+            raise TypeError(
+                "optimizer must not average the weights over time itself where replicas differ, got "
+                f"{type(layer).__name__}: its averages and their weights follow each replica's learning rate "
+                "and part for good. Set every spread to 0, or use a plain optimizer with average_tail"
+            )
 
 
-def _is_a(thing: object, class_name: str) -> bool:
-    # By name: importing these classes takes as long as importing half of torch.
-    return any(kind.__name__ == class_name for kind in type(thing).__mro__)
+def _keeps_own_weights(optimizer: Optimizer) -> bool:
+    names = [kind.__name__ for kind in type(optimizer).__mro__]
+    return any("ScheduleFree" in name or name in ("ASGD", "Lookahead") for name in names)

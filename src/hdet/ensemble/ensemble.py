@@ -27,11 +27,14 @@ from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.ensemble.tail import Tail
 from hdet.ensemble.warn_once import WarnOnce
-from hdet.errors import HdetWarning, NotConvergedWarning, NotFiniteError
+from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
+from hdet.explore.values import hyperparameters_of
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
+from hdet.replicas.claims import claim, release
 from hdet.replicas.tensors import has_coupled_decay, parameters_of
 from hdet.replicas.together import raising_together
+from hdet.replicas.wrapped import optimizer_layers, plain_model, plain_scheduler
 from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
@@ -48,9 +51,10 @@ class Ensemble:
     draw new multipliers. Construction and syncs are collective: every replica must take part.
 
     Args:
-        optimizer: this replica's optimizer. Values live in its parameter groups.
+        optimizer: this replica's optimizer, also in a wrapper such as accelerate's. Values live in its
+            parameter groups.
         scheduler: what schedules the base, any torch LRScheduler; None for constant values. The ensemble
-            steps it: do not call its ``step`` yourself.
+            steps it, once for each step of the optimizer: do not call its ``step`` yourself.
         model: adds its floating-point buffers (and trainable parameters that the optimizer does not
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
@@ -113,17 +117,23 @@ class Ensemble:
         if isinstance(replicas, Replicas):
             group = ReplicaGroup(0, 1)
         else:
-            group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer))
+            inner = optimizer_layers(optimizer)[-1]
+            group = ReplicaGroup.of_parameters(replicas, parameters_of(inner))
             group = replace(group, patience=require_number("patience", patience, above=0))
         with raising_together(group):
+            layers, scheduler, model = (
+                optimizer_layers(optimizer),
+                plain_scheduler(scheduler),
+                plain_model(model),
+            )
+            optimizer = layers[-1]
             if total_steps is None:
                 total_steps = getattr(scheduler, "total_steps", None)
-            explore = list(explore) if explore is not None else [LearningRate()]
+            explore = hyperparameters_of(explore) if explore is not None else [LearningRate()]
             check_arguments(
-                optimizer=optimizer,
+                layers=layers,
                 scheduler=scheduler,
                 model=model,
-                explore=explore,
                 sync_every=sync_every,
                 controller=controller,
                 total_steps=total_steps,
@@ -155,7 +165,7 @@ class Ensemble:
                 warn=self._warn,
             )
             """What moves the shared values."""
-            check_replicas(optimizer, model, replicas, values)
+            check_replicas(layers, replicas, values)
             self._tail = Tail(
                 replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
             )
@@ -200,6 +210,8 @@ class Ensemble:
             averages_moments=moments == "average" or (moments == "auto" and differ),
             step_made=self._counter.optimizer_stepped,
         )
+        claim(optimizer)
+        self._is_closed = False
         self._has_rounds = is_active or replicas.differ
         self._hooks = values.watch(optimizer)
         self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
@@ -249,6 +261,7 @@ class Ensemble:
 
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
+        self._require_open("observe()")
         if self._has_rounds:
             self.replicas.add_loss(loss)
 
@@ -262,6 +275,7 @@ class Ensemble:
         ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
         under a gradient scaler).
         """
+        self._require_open("step()")
         if loss is not None and self._has_rounds:
             self.replicas.add_loss(loss)
         if not self._counter.takes_call() or skipped:
@@ -305,6 +319,7 @@ class Ensemble:
 
         Collective. Multipliers and the controller are left as they are.
         """
+        self._require_open("converge()")
         if self._has_rounds and self._is_apart:
             record = self._rounds.converge(self.num_steps)
             self._counter.has_moved = False
@@ -326,16 +341,25 @@ class Ensemble:
 
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
+        self._require_open("warm_start()")
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
         self._counter.has_moved = self._has_rounds = True
 
     def close(self) -> None:
-        """Put the scheduled values back in place and let go of the optimizer."""
+        """Put the scheduled values back in place and let go of the optimizer, for good."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.replicas.detach()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._values.put_scheduled()
+        release(self.optimizer)
+
+    def _require_open(self, call: str) -> None:
+        if self._is_closed:
+            raise HdetError(f"{call} must not be called after close(), but it was: build a new ensemble")
 
     # --- checkpoints ---------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hdet.core.checks import require_choice, require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import require_keys
 from hdet.replicas.stacked import StackedReplicas
+from hdet.replicas.wrapped import plain_optimizer
 
 __all__ = ["VirtualEnsemble"]
 
@@ -80,7 +81,7 @@ class VirtualEnsemble:
         self.model = model
         self.replicas = StackedReplicas(
             model,
-            optimizer,
+            plain_optimizer(optimizer),
             loss,
             count=num_replicas,
             has_local_gradients=gradients == "local",

@@ -12,7 +12,32 @@ from hdet.explore.hyperparameter import Hyperparameter
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 
-__all__ = ["ExploredValues"]
+__all__ = ["ExploredValues", "hyperparameters_of"]
+
+
+def hyperparameters_of(explore: object) -> list[Hyperparameter]:
+    """What the user asked for, as a list. Raises if it is something else.
+
+    >>> hyperparameters_of("lr")
+    Traceback (most recent call last):
+    TypeError: explore must be a list of hyperparameters such as [hdet.LearningRate()], got 'lr' of type str
+    """
+    if not isinstance(explore, Sequence) or isinstance(explore, str):
+        raise TypeError(
+            "explore must be a list of hyperparameters such as [hdet.LearningRate()], got "
+            f"{explore!r} of type {type(explore).__name__}"
+        )
+    if not explore:
+        raise ValueError(
+            "explore must name at least one hyperparameter, got none: leave it out for the default"
+        )
+    for h in explore:
+        if not callable(getattr(h, "tunables", None)):
+            raise TypeError(
+                f"explore must hold hyperparameters such as hdet.LearningRate(), got {h!r} of type "
+                f"{type(h).__name__}"
+            )
+    return list(explore)
 
 
 class ExploredValues:

@@ -94,5 +94,6 @@ def names_of(tensors: Sequence[Tensor], optimizer: Optimizer, model: nn.Module |
     for g, group in enumerate(optimizer.param_groups):
         known.update((id(p), f"parameter {i} of group {g}") for i, p in enumerate(group["params"]))
     if model is not None:
-        known.update((id(p), repr(name.removeprefix("module."))) for name, p in model.named_parameters())
+        for name, p in model.named_parameters():  # of DistributedDataParallel and of torch.compile
+            known[id(p)] = repr(name.replace("_orig_mod.", "").removeprefix("module."))
     return [known.get(id(tensor), "a parameter") for tensor in tensors]

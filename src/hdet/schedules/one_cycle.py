@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -25,9 +24,11 @@ from hdet.core.decay import equation8
 from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import require_keys
+from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import HdetWarning
 from hdet.explore import LearningRate
 from hdet.replicas import ReplicaGroup
+from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RecordSink
 
 __all__ = ["OneCycleAutoLR"]
@@ -122,11 +123,7 @@ class OneCycleAutoLR(OneCycleLR):
         controller: Controller | Guard | None = None,
         average_tail: float = 0.0,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
-                f"{type(optimizer).__name__}"
-            )
+        wrapped, optimizer = optimizer, plain_optimizer(optimizer)
         num_groups = len(optimizer.param_groups)
         max_lrs = _per_group("max_lr", max_lr, num_groups, above=0)
         total_steps = _total_steps(total_steps, epochs, steps_per_epoch)
@@ -196,7 +193,7 @@ class OneCycleAutoLR(OneCycleLR):
             )
         replicas = ReplicaGroup.of(process_group, fallback_index=rank, fallback_count=world_size)
 
-        with _unchanged_on_error(optimizer):
+        with unchanged_on_error(optimizer):
             super().__init__(
                 optimizer,
                 max_lr=max_lrs,
@@ -212,7 +209,7 @@ class OneCycleAutoLR(OneCycleLR):
                 last_epoch=last_epoch,
             )
             self._ensemble = Ensemble(
-                optimizer,
+                wrapped,
                 scheduler=_Plan(self, ends_at_floor=spread > 0),
                 model=model,
                 explore=[LearningRate(spread, floor=[group["min_lr"] for group in optimizer.param_groups])],
@@ -308,28 +305,6 @@ class _Plan:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
-
-
-@contextmanager
-def _unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
-    """Put the parameter groups back if building the scheduler fails."""
-    saved = [
-        {
-            key: value.clone() if key == "lr" and isinstance(value, Tensor) else value
-            for key, value in g.items()
-        }
-        for g in optimizer.param_groups
-    ]
-    try:
-        yield
-    except BaseException:
-        for group, before in zip(optimizer.param_groups, saved, strict=True):
-            lr = group["lr"]
-            group.clear()
-            group.update(before)
-            if isinstance(lr, Tensor):
-                group["lr"] = lr.copy_(before["lr"])
-        raise
 
 
 def _is_distributed() -> bool:

@@ -497,6 +497,11 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"sync_every": 0}, ValueError, "sync_every must be an integer of at least 1, got 0"),
         ({"sync_every": "10"}, TypeError, "sync_every"),
         ({"explore": []}, ValueError, "explore must name at least one hyperparameter"),
+        (
+            {"explore": hdet.LearningRate()},
+            TypeError,
+            r"explore must be a list of hyperparameters .* got LearningRate\(",
+        ),
         ({"explore": ["lr"]}, TypeError, r"explore must hold hyperparameters such as hdet.LearningRate\(\)"),
         (
             {"explore": [hdet.LearningRate(), hdet.LearningRate()]},
@@ -507,6 +512,16 @@ def test_replay_refuses_what_does_not_fit() -> None:
             {"scheduler": lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([nn.Parameter(torch.ones(1))]))},
             TypeError,
             "got a ReduceLROnPlateau",
+        ),
+        (
+            {"scheduler": torch.optim.Adam([nn.Parameter(torch.ones(1))])},
+            TypeError,
+            "scheduler must be a schedule .* got the optimizer Adam: leave it out",
+        ),
+        (
+            {"model": nn.Linear(2, 1)},
+            ValueError,
+            "model must have parameters that the optimizer trains, got a L",
         ),
         ({"scheduler": 3}, TypeError, r"scheduler must have a step\(\) method"),
         ({"model": 3}, TypeError, "model must be"),
@@ -613,3 +628,89 @@ def test_a_step_that_is_never_called_is_an_error() -> None:
     with pytest.raises(hdet.HdetError, match="must be called after every optimizer step"):
         for _ in range(10):
             optimizer.step()
+
+
+# --- one ensemble at a time -----------------------------------------------------------------------
+
+
+def test_an_optimizer_is_driven_by_one_ensemble_at_a_time() -> None:
+    optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(1))
+    mine = optimizer.param_groups[0]["lr"]
+    words = r"optimizer must not be driven by another ensemble, .* Call close\(\) on the other"
+    builds: list[Callable[[], Any]] = [
+        lambda: hdet.Ensemble(optimizer),
+        lambda: hdet.AutoLR(optimizer, total_steps=100),
+        lambda: hdet.OneCycleAutoLR(optimizer, 0.2, total_steps=100, cycle_momentum=False),
+        lambda: hdet.find_lr(nn.Linear(1, 1), optimizer, [], lambda m, b: m(b), total_steps=100),
+    ]
+    for build in builds:
+        with pytest.raises(ValueError, match=words):
+            build()
+        assert optimizer.param_groups[0]["lr"] == mine
+    ensemble.close()
+    hdet.AutoLR(optimizer, total_steps=100).close()
+    again = hdet.Ensemble(optimizer, explore=[hdet.LearningRate(0.5)], replicas=of_four(1))
+    ensemble.close()  # it has let go already
+    with pytest.raises(ValueError, match=words):
+        hdet.Ensemble(optimizer)
+    optimizer.step()
+    again.step(1.0)
+    assert again.num_steps == 1
+
+
+def test_a_failed_construction_leaves_the_optimizer_free_and_unchanged() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    before = {**optimizer.param_groups[0]}
+    found = hdet.FoundLR(
+        lr=[0.7], low=[0.1], high=[1.0], asked=[0.1], reason="", ramp=[(0.1, 1.0)], trials=[], num_steps=9
+    )
+    with pytest.raises(ValueError, match="shares none with it"):
+        hdet.AutoLR(optimizer, total_steps=100, model=nn.Linear(2, 1), found=found)
+    assert optimizer.param_groups[0] == before
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got 3"):
+        hdet.AutoLR(3, total_steps=100, found=found)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"found must be what hdet.find_lr returned, or None, got 0.1"):
+        hdet.AutoLR(optimizer, total_steps=100, found=0.1)  # pyright: ignore[reportArgumentType]
+    hdet.AutoLR(optimizer, total_steps=100, found=found)
+
+
+def test_after_close_nothing_can_be_done() -> None:
+    optimizer, ensemble = make()
+    optimizer.step()
+    ensemble.step(1.0)
+    ensemble.close()
+    calls: dict[str, Callable[[], None]] = {
+        "step": ensemble.step,
+        "observe": lambda: ensemble.observe(1.0),
+        "converge": ensemble.converge,
+        "warm_start": ensemble.warm_start,
+    }
+    for name, call in calls.items():
+        with pytest.raises(hdet.HdetError, match=rf"{name}\(\) must not be called after close\(\)"):
+            call()
+    with pytest.raises(hdet.HdetError, match=r"after close\(\)"):
+        ensemble.finish()
+    assert ensemble.num_steps == 1
+
+
+@pytest.mark.parametrize("state", [{}, {"model": 1}, None])
+def test_a_state_that_is_none_is_named(state: Any) -> None:
+    optimizer, ensemble = make()
+    with pytest.raises(
+        (TypeError, ValueError), match=r"state_dict must be what state_dict\(\) of an hdet.Ensemble"
+    ):
+        ensemble.load_state_dict(state)
+    ensemble.close()
+    scheduler = hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=50, cycle_momentum=False)
+    with pytest.raises(
+        (TypeError, ValueError), match=r"state_dict must be what .* hdet.OneCycleAutoLR returned"
+    ):
+        scheduler.load_state_dict(state)
+
+
+def test_a_probe_that_returns_no_number_is_named() -> None:
+    optimizer, ensemble = make(probe=lambda: "low", sync_every=1)
+    optimizer.step()
+    with pytest.raises(TypeError, match="probe must return a tensor with one element or a number, got 'low'"):
+        ensemble.step(1.0)

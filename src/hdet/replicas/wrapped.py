@@ -1,0 +1,81 @@
+"""What other libraries wrap around an optimizer, a schedule or a model, and what is inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["is_a", "optimizer_layers", "plain_model", "plain_optimizer", "plain_scheduler", "without_ddp"]
+
+
+def optimizer_layers(optimizer: object) -> list[Optimizer]:
+    """The optimizer and what it wraps, from the outside in. The last one makes the steps.
+
+    Accelerate's AcceleratedOptimizer and others hold the real one as ``optimizer`` or ``optim``.
+    """
+    layers: list[Any] = [optimizer]
+    while True:
+        held = [getattr(layers[-1], name, None) for name in ("optimizer", "optim")]
+        inner = next((h for h in held if isinstance(h, Optimizer) and h not in layers), None)
+        if inner is None:
+            break
+        layers.append(inner)
+    last = layers[-1]
+    if not isinstance(last, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type {type(optimizer).__name__}"
+        )
+    if not hasattr(last, "_optimizer_step_post_hooks"):
+        raise TypeError(
+            f"optimizer must call torch.optim.Optimizer.__init__, got a {type(last).__name__} that does not: "
+            "its steps could not be seen. Call super().__init__ in its constructor, or pass the inner one"
+        )
+    for name, held in vars(last).items():
+        if isinstance(held, Optimizer) and not _share_groups(last, held):
+            raise ValueError(
+                f"optimizer must share its param_groups with the one that it holds as {name!r}, got "
+                f"{type(last).__name__} with groups of its own: what is written there would change nothing. "
+                f"Set param_groups = {name}.param_groups in its constructor, or pass the inner one"
+            )
+    return layers
+
+
+def _share_groups(one: Optimizer, other: Optimizer) -> bool:
+    return [id(group) for group in one.param_groups] == [id(group) for group in other.param_groups]
+
+
+def plain_optimizer(optimizer: object) -> Optimizer:
+    """The optimizer that makes the steps. Raises if there is none."""
+    return optimizer_layers(optimizer)[-1]
+
+
+def plain_scheduler(scheduler: Any) -> Any:
+    """The schedule itself: accelerate's AcceleratedScheduler holds it as ``scheduler``."""
+    while not isinstance(scheduler, LRScheduler) and hasattr(getattr(scheduler, "scheduler", None), "step"):
+        scheduler = scheduler.scheduler
+    return scheduler
+
+
+def plain_model(model: Any) -> Any:
+    """What ``torch.compile`` was given, if the model is what it returned."""
+    while is_a(model, "OptimizedModule"):
+        model = model._orig_mod  # noqa: SLF001
+    return model
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, also where that was compiled."""
+    inner = plain_model(model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def is_a(thing: object, class_name: str) -> bool:
+    """Whether a class of this name is among the thing's own and their bases.
+
+    By name: importing some of these classes takes as long as importing half of torch.
+    """
+    return any(kind.__name__ == class_name for kind in type(thing).__mro__)
