@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.core.checks import require_number
 from hdet.explore import ExploredValues, Hyperparameter
+from hdet.explore.values import hyperparameters_of
+from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RoundRecord
 from hdet.telemetry.names import is_learning_rate
 
@@ -27,9 +32,19 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     >>> export_schedule([record])
     {'lr': [0.1, 0.2, 0.3]}
     """
+    if isinstance(records, (str, Path)):
+        raise TypeError(
+            f"records must be the records of a run, got the path {str(records)!r}: pass "
+            f"hdet.read_records({str(records)!r})"
+        )
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
     for record in records:
+        if not isinstance(record, RoundRecord):
+            raise TypeError(
+                f"records must hold hdet.RoundRecord, got {record!r} of type {type(record).__name__}: pass "
+                "an hdet.Records, or what hdet.read_records returns"
+            )
         if record.search is not None:  # before the run
             continue
         if record.step - record.num_steps != step:
@@ -43,7 +58,10 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
             schedule.setdefault(name, []).extend(full)
         step, last = record.step, record
     if last is None:
-        raise ValueError("records must hold at least one record, got none: train to the first sync")
+        raise ValueError(
+            "records must hold at least one record of a round, got none: train to the first sync, and export "
+            "on replica zero, which alone writes records"
+        )
     for name, values in schedule.items():
         values.append(last.base.get(name, values[-1]))
     return schedule
@@ -69,13 +87,10 @@ class ReplayLR(LRScheduler):
         *,
         explore: Sequence[Hyperparameter] = (),
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type "
-                f"{type(optimizer).__name__}"
-            )
+        optimizer = plain_optimizer(optimizer)
+        schedule = _checked(schedule)
         # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one tunable.
-        lrs = [list(values) for name, values in schedule.items() if is_learning_rate(name)]
+        lrs = [values for name, values in schedule.items() if is_learning_rate(name)]
         num_groups = len(optimizer.param_groups)
         if len(lrs) not in (1, num_groups) or not all(lrs):
             raise ValueError(
@@ -83,14 +98,14 @@ class ReplayLR(LRScheduler):
                 f"{sorted(schedule)} for {num_groups} groups: build the groups that were trained"
             )
         self.lrs = lrs * num_groups if len(lrs) == 1 else lrs
-        self._values = ExploredValues(explore, optimizer)
+        self._values = ExploredValues(hyperparameters_of(explore) if explore else [], optimizer)
         names = [tunable.name for tunable in self._values.tunables]
         missing = [name for name in names if name not in schedule]
         if missing:
             raise ValueError(
                 f"explore must name what the schedule holds, got {missing} beside {sorted(schedule)}"
             )
-        self._others = {name: list(schedule[name]) for name in names}
+        self._others = {name: schedule[name] for name in names}
         optimizer.register_load_state_dict_post_hook(lambda _: self._find_slots_again())
         super().__init__(optimizer, last_epoch)
 
@@ -122,6 +137,27 @@ class ReplayLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Where the replay stands; the schedule itself comes from the constructor."""
         return {k: v for k, v in super().state_dict().items() if k not in ("lrs", "_others", "_values")}
+
+
+def _checked(schedule: object) -> dict[str, list[float]]:
+    if not isinstance(schedule, Mapping):
+        raise TypeError(
+            "schedule must be what hdet.export_schedule returned, such as {'lr': [...]}, got "
+            f"{schedule!r} of type {type(schedule).__name__}"
+        )
+    checked: dict[str, list[float]] = {}
+    for name, values in schedule.items():
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise TypeError(
+                f"schedule[{name!r}] must be a list of numbers, one for each step, got {values!r} of type "
+                f"{type(values).__name__}"
+            )
+        lowest = 0.0 if is_learning_rate(name) else -math.inf
+        checked[name] = [
+            require_number(f"schedule[{name!r}][{i}]", value, at_least=lowest)
+            for i, value in enumerate(values)
+        ]
+    return checked
 
 
 def _at(values: Sequence[float], step: int) -> float:
