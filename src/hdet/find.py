@@ -260,6 +260,7 @@ class _Search:
         self._tensors = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
         self._gradients = [p.grad for p in self._parameters]
         self._rates = [float(g["lr"]) for g in optimizer.param_groups]
+        self._fields = [_fields_of(g) for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
         self._save_point = RankSavePoint(optimizer, model, on_cpu=False)
         self._batches = _endless(batches)
@@ -277,7 +278,7 @@ class _Search:
 
     def put_back(self) -> None:
         """Leave everything as it was."""
-        self._save_point.restore()
+        self._restore()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -416,9 +417,14 @@ class _Search:
 
     def _begin(self) -> None:
         """The state of the first step, in training mode."""
-        self._save_point.restore()
+        self._restore()
         self._optimizer.state.clear()
         self._model.train()
+
+    def _restore(self) -> None:
+        self._save_point.restore()
+        for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
+            _put_fields(group, fields)
 
     def _set_rates(self, factor: float) -> None:
         for group, asked in zip(self._optimizer.param_groups, self._asked, strict=True):
@@ -492,6 +498,23 @@ def _set_rate(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
+
+
+def _fields_of(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group holds beside parameters and learning rate. Some optimizers count and average there."""
+    fields = {name: value for name, value in group.items() if name not in ("params", "lr")}
+    return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in fields.items()}
+
+
+@torch.no_grad()
+def _put_fields(group: dict[str, Any], fields: dict[str, Any]) -> None:
+    for name in group.keys() - fields.keys() - {"params", "lr"}:
+        del group[name]
+    for name, value in fields.items():
+        if isinstance(value, Tensor) and isinstance(group[name], Tensor):
+            group[name].copy_(value)
+        else:
+            group[name] = value
 
 
 def _least_size_of(step: Any) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
+import prodigyopt
 import pytest
+import schedulefree
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,6 +76,21 @@ def test_everything_is_put_back():
     assert [module.training for module in net] == [True, True, False, True]
     assert found.lr[1] / found.lr[0] == pytest.approx(10)
     assert found.asked == pytest.approx([1e-3, 1e-2])
+
+
+@pytest.mark.parametrize("kind", [schedulefree.AdamWScheduleFree, prodigyopt.Prodigy])
+def test_what_an_optimizer_counts_in_its_groups_is_put_back(kind):
+    net = Net()
+    optimizer = kind(net.parameters(), lr=0.01)
+    if kind is schedulefree.AdamWScheduleFree:
+        optimizer.train()
+    before = {**optimizer.param_groups[0]}
+    first, again = (
+        hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=100, probe=batch(9, 9))
+        for _ in range(2)
+    )
+    assert optimizer.param_groups[0] == before
+    assert first == again
 
 
 def test_an_error_in_the_loss_leaves_everything_as_it_was():
