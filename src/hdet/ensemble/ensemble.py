@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Ensemble"]
+
+_log = logging.getLogger(__name__)
 
 
 class Ensemble:
@@ -205,7 +208,7 @@ class Ensemble:
         self._schedule = FollowedSchedule(scheduler, total_steps)
         self._counter = StepCounter()
         differ = has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
-        replicas.attach(
+        self._begins_equal = replicas.attach(
             values,
             averages_moments=moments == "average" or (moments == "auto" and differ),
             step_made=self._counter.optimizer_stepped,
@@ -215,7 +218,7 @@ class Ensemble:
         self._has_rounds = is_active or replicas.differ
         self._hooks = values.watch(optimizer)
         self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
-        self._counter.has_moved = True  # nobody knows whether replicas start equal
+        self._counter.has_moved = True  # the user may still change them
         self.steering.begin(self.num_steps)
 
     # --- what users read -----------------------------------------------------------------------------
@@ -343,6 +346,7 @@ class Ensemble:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
         self._require_open("warm_start()")
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
+        self._begins_equal = False
         self._counter.has_moved = self._has_rounds = True
 
     def close(self) -> None:
@@ -372,7 +376,8 @@ class Ensemble:
         """
         if self._has_rounds:
             differ = self.replicas.differ and self.replicas.has_others
-            if self._is_apart and (differ or self.replicas.needs_syncs):
+            is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
+            if self._is_apart and not is_new and (differ or self.replicas.needs_syncs):
                 warnings.warn(
                     "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep "
                     "others and drop this round's losses: call converge() on every replica before saving",
@@ -410,6 +415,15 @@ class Ensemble:
         self._tail.load_state_dict(state_dict["tail"])
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
+        num_saved = len(state_dict["losses"])
+        if num_saved != self.replicas.count and self.replicas.is_writer:
+            _log.warning(
+                "step %d: a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and "
+                "losses of the round that was saved are dropped",
+                self.num_steps,
+                num_saved,
+                self.replicas.count,
+            )
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""

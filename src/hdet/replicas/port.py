@@ -110,8 +110,8 @@ class Replicas(Protocol):
         *,
         averages_moments: bool,
         step_made: Callable[[], None],
-    ) -> None:
-        """Begin to work for an ensemble. Collective.
+    ) -> bool:
+        """Begin to work for an ensemble; whether all hold the same parameters. Collective.
 
         Args:
             values: what is explored.

@@ -21,7 +21,7 @@ from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import LocalParts, as_saved, reshard
-from hdet.replicas.tensors import Buffers, averaged_tensors, layout_text, moments_of, names_of
+from hdet.replicas.tensors import Buffers, averaged_tensors, is_dry_step, layout_text, moments_of, names_of
 from hdet.replicas.warm_start import add_noise
 
 __all__ = ["RankReplicas"]
@@ -89,13 +89,19 @@ class RankReplicas:
         *,
         averages_moments: bool,
         step_made: Callable[[], None],
-    ) -> None:
-        """Begin to work for an ensemble. Collective."""
+    ) -> bool:
+        """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
         self._explores, self._averages_moments = values.explores, averages_moments
-        if self.has_others and not self._explores:  # a warm start makes them differ from the beginning
+        if self.has_others:  # a warm start makes them differ from the beginning
             sums = exchange(self._group, [self._joined_checksum(self.weights())])
             self._has_parted = len({row[0] for row in sums}) > 1
-        self._hooks = [self._optimizer.register_step_post_hook(lambda *_: step_made())]
+
+        def stepped(optimizer: Optimizer, *_: Any) -> None:
+            if not is_dry_step(optimizer):
+                step_made()
+
+        self._hooks = [self._optimizer.register_step_post_hook(stepped)]
+        return not self._has_parted
 
     def detach(self) -> None:
         """Let go of the optimizer."""

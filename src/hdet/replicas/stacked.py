@@ -127,8 +127,8 @@ class StackedReplicas:
         *,
         averages_moments: bool,
         step_made: Callable[[], None],
-    ) -> None:
-        """Begin to work for an ensemble."""
+    ) -> bool:
+        """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
         if self._vectorizes and values.static_names:
             raise ValueError(
                 f"vectorize must be False to explore {values.static_names}, got True: they are read by the "
@@ -137,6 +137,7 @@ class StackedReplicas:
         self.row_values = RowValues(values)
         self._averages_moments = averages_moments or self._has_local_gradients
         self._step_made = step_made
+        return True
 
     def detach(self) -> None:
         """Call nobody any more."""

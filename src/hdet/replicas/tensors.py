@@ -14,6 +14,7 @@ __all__ = [
     "Buffers",
     "averaged_tensors",
     "has_coupled_decay",
+    "is_dry_step",
     "layout_text",
     "moments_of",
     "names_of",
@@ -80,6 +81,20 @@ def has_coupled_decay(optimizer: Optimizer) -> bool:
         and not group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
         for group in optimizer.param_groups
     )
+
+
+def is_dry_step(optimizer: Optimizer) -> bool:
+    """Whether the step that was just made has moved nothing and was not meant to.
+
+    ``torch.distributed.checkpoint`` makes such a step, with learning rates and gradients of zero, so that the
+    optimizer has a state to save or to load into.
+    """
+    for group in optimizer.param_groups:  # most steps end here, and no device is asked
+        lr = group.get("lr", 0.0)
+        if (isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0:
+            return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
 
 
 def layout_text(tensors: Sequence[Tensor]) -> str:
