@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReplicaError", "end_processes", "run_replicas"]
+__all__ = ["ReplicaError", "end_processes", "forkserver", "run_replicas"]
 
 
 class ReplicaError(AssertionError):
@@ -37,8 +37,7 @@ def run_replicas(
     """Call ``fn(rank, *args)`` on ``world_size`` processes joined by gloo; return what each returned."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler is chatty
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "hdet"])
+    context = forkserver()
     while len(_workers) < world_size:
         _workers.append(_Worker(context))
     with tempfile.TemporaryDirectory() as folder:
@@ -50,6 +49,15 @@ def run_replicas(
     if errors:
         raise ReplicaError("\n".join(errors))
     return [result for _, result in answers]
+
+
+def forkserver() -> Any:
+    """Starts processes that have torch, and what its optimizers import at their first step."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "hdet.auto"]
+    )
+    return context
 
 
 def end_processes() -> None:

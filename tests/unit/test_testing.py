@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hdet.testing import KINDS, Fault, Faults
 from tests.helpers.models import Net, batch
-from tests.helpers.replicas import run_replicas
+from tests.helpers.replicas import forkserver, run_replicas
 
 
 def alone(kind: str, **settings) -> Faults:
@@ -83,7 +82,7 @@ def _killed() -> None:
 
 
 def _exit_code(function, *args) -> int | None:
-    process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
+    process = forkserver().Process(target=function, args=args)
     process.start()
     process.join(60)
     return process.exitcode
