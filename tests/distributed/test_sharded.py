@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -258,3 +260,35 @@ def test_a_distributed_checkpoint_goes_on_in_another_sharding(tmp_path, is_async
     for undisturbed, resumed in run_replicas(_saves_and_resumes, RANKS, str(tmp_path / "saved"), is_async):
         for mine, theirs in zip(undisturbed, resumed, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def _spoilt(rank):
+    """At a sync, the weights of the second replica are not finite; then its moments are gone as well."""
+    model, axis = _sharded_model("hsdp")
+    optimizer = optimizer_of("adamw", model.parameters())
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, replicas=axis, sync_every=5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(40):
+            loss = loss_of(model, batch_of(rank, step))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step in (9, 24) and auto.replicas.index == 1:
+                with torch.no_grad():
+                    optimizer.param_groups[0]["params"][0].to_local().fill_(torch.nan)
+                if step == 24:
+                    optimizer.state.clear()
+            auto.step(loss)
+    told = [str(warning.message) for warning in caught if "not finite" in str(warning.message)]
+    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    return whole(model.parameters()), whole(moments), told
+
+
+def test_a_sharded_replica_that_is_spoilt_is_healed():
+    ranks = run_replicas(_spoilt, RANKS)
+    for parameters, moments, _ in ranks:
+        for mine, first in zip([*parameters, *moments], [*ranks[0][0], *ranks[0][1]], strict=True):
+            assert torch.isfinite(mine).all()
+            assert torch.equal(mine, first)
+    assert len(ranks[0][2]) == 2 and "replica 1" in ranks[0][2][0]

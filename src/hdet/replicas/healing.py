@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.shards import local_part, sharded_like
 from hdet.replicas.tensors import averaged_tensors
 
 __all__ = ["heal"]
@@ -44,7 +45,7 @@ def heal(
     if model is not None:
         found.update((id(tensor), tensor) for tensor in [*model.parameters(), *model.buffers()])
     for tensor in [*found.values(), *like_weights]:
-        sender.send(tensor)
+        sender.send(local_part(tensor))
     parameters = [p for param_group in optimizer.param_groups for p in param_group["params"]]
     # What an optimizer keeps may differ in form as well: a replica may have skipped its first step.
     layout = sender.send_object([_layout(optimizer.state.get(p, {})) for p in parameters])
@@ -55,10 +56,12 @@ def heal(
                 kept = value
             else:
                 kept = here.get(name)
-                if not isinstance(kept, Tensor) or kept.shape != value[0] or kept.dtype != value[1]:
+                if not isinstance(kept, Tensor) or _form(kept) != value:
                     device = parameter.device if device_type == parameter.device.type else device_type
                     kept = torch.zeros(value[0], dtype=value[1], device=device)
-                sender.send(kept)
+                    if value[0] == local_part(parameter).shape:
+                        kept = sharded_like(kept, parameter)
+                sender.send(local_part(kept))
             if sender.receives:
                 here[name] = kept
 
@@ -66,11 +69,13 @@ def heal(
 def _layout(state: dict[str, Any]) -> dict[str, tuple[str, str, Any]]:
     """What an optimizer keeps for a parameter, without the contents of tensors."""
     return {
-        name: ("tensor", kept.device.type, (kept.shape, kept.dtype))
-        if isinstance(kept, Tensor)
-        else ("value", "", kept)
+        name: ("tensor", kept.device.type, _form(kept)) if isinstance(kept, Tensor) else ("value", "", kept)
         for name, kept in state.items()
     }
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return local_part(tensor).shape, tensor.dtype
 
 
 class _Sender:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LocalParts", "as_saved", "from_saved", "is_sharded", "local_part", "reshard"]
+__all__ = ["LocalParts", "as_saved", "from_saved", "is_sharded", "local_part", "reshard", "sharded_like"]
 
 
 def is_sharded(tensor: object) -> bool:
@@ -57,10 +57,13 @@ def as_saved(parts: Sequence[Tensor], owners: Sequence[Tensor]) -> list[Tensor]:
 
     Where the owner is sharded so is the copy, which ``torch.distributed.checkpoint`` can save.
     """
-    return [_wrapped(part.detach().cpu().clone(), owner) for part, owner in zip(parts, owners, strict=True)]
+    return [
+        sharded_like(part.detach().cpu().clone(), owner) for part, owner in zip(parts, owners, strict=True)
+    ]
 
 
-def _wrapped(part: Tensor, owner: Any) -> Tensor:
+def sharded_like(part: Tensor, owner: Any) -> Tensor:
+    """A tensor of which this process holds this part, sharded as its owner is."""
     if not is_sharded(owner):
         return part
     from torch.distributed.tensor import DTensor
