@@ -48,23 +48,19 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(inputs), targets)
 
 
-def save(path: Path, state: dict[str, object]) -> None:
-    """A crash leaves the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1000, help="optimizer steps (default 1000)")
     parser.add_argument("--lr", type=float, default=1e-5, help="where the search starts (default 1e-5)")
-    parser.add_argument("--checkpoint", type=Path, default=Path("runs/auto_lr/checkpoint.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("runs/auto_lr"), help="folder of checkpoints"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     args = parser.parse_args()
+    if not args.resume and any(args.checkpoints.glob("*.pt")):
+        raise SystemExit(f"{args.checkpoints} has checkpoints: pass --resume, or another --checkpoints")
 
     if "RANK" in os.environ:  # torchrun has started this process
         dist.init_process_group("gloo")
@@ -90,13 +86,9 @@ def main() -> None:
         found = hdet.find_lr(model, optimizer, map(batch_of, count()), loss_of, total_steps=args.steps)
     auto = hdet.AutoLR(optimizer, total_steps=args.steps, model=model, found=found)
 
-    if args.resume:
-        if not args.checkpoint.exists():
-            raise SystemExit(f"--resume needs {args.checkpoint}, which is not there: start without --resume")
-        state = torch.load(args.checkpoint, weights_only=True)
-        net.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        auto.load_state_dict(state["auto"])
+    parts = {"model": model, "optimizer": optimizer, "auto": auto}
+    if args.resume and hdet.load_checkpoint(args.checkpoints, **parts) is None:
+        raise SystemExit(f"--resume needs a checkpoint in {args.checkpoints}: start without --resume")
 
     for step in range(auto.num_steps, args.steps):
         loss = loss_of(model, batch_of(step))
@@ -106,9 +98,8 @@ def main() -> None:
         auto.step(loss)  # in place of scheduler.step()
         if (step + 1) % 100 == 0:
             auto.converge()  # on every rank, before a save
+            hdet.save_checkpoint(args.checkpoints, step=step + 1, **parts)  # rank zero writes
             if rank == 0:
-                parts = {"model": net, "optimizer": optimizer, "auto": auto}
-                save(args.checkpoint, {name: part.state_dict() for name, part in parts.items()})
                 print(f"step {step + 1}: training loss {loss.item():.3f}", flush=True)
 
     if rank == 0:

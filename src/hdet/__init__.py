@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hdet.auto import AutoLR
+    from hdet.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from hdet.core.controller import Controller
     from hdet.core.guard import Guard
     from hdet.ensemble import Ensemble, VirtualEnsemble
     from hdet.errors import (
         AllReplicasFailedError,
         CannotVectorizeError,
+        CheckpointError,
         ConfigurationMismatchError,
         HdetError,
         HdetWarning,
@@ -47,6 +49,8 @@ __all__ = [
     "AutoLR",
     "Beta2",
     "CannotVectorizeError",
+    "Checkpoint",
+    "CheckpointError",
     "ConfigurationMismatchError",
     "Controller",
     "Dropout",
@@ -84,8 +88,10 @@ __all__ = [
     "export_schedule",
     "find_lr",
     "finite_mean_hook",
+    "load_checkpoint",
     "prior_from",
     "read_records",
+    "save_checkpoint",
     "warm_start",
 ]
 
@@ -97,6 +103,8 @@ _MODULES = {
     "AutoLR": "hdet.auto",
     "Beta2": "hdet.explore",
     "CannotVectorizeError": "hdet.errors",
+    "Checkpoint": "hdet.checkpoints",
+    "CheckpointError": "hdet.errors",
     "ConfigurationMismatchError": "hdet.errors",
     "Controller": "hdet.core.controller",
     "Dropout": "hdet.explore.module_attributes",
@@ -133,8 +141,10 @@ _MODULES = {
     "export_schedule": "hdet.schedules",
     "find_lr": "hdet.find",
     "finite_mean_hook": "hdet.replicas",
+    "load_checkpoint": "hdet.checkpoints",
     "prior_from": "hdet.schedules.prior",
     "read_records": "hdet.telemetry",
+    "save_checkpoint": "hdet.checkpoints",
     "warm_start": "hdet.replicas",
 }
 

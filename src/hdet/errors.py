@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "AllReplicasFailedError",
     "CannotVectorizeError",
+    "CheckpointError",
     "ConfigurationMismatchError",
     "HdetError",
     "HdetWarning",
@@ -39,6 +40,10 @@ class ReplicasDifferError(HdetError, RuntimeError):
 
 class ReplicaMissingError(HdetError, RuntimeError):
     """A replica did not come to a sync that the others wait for."""
+
+
+class CheckpointError(HdetError, RuntimeError):
+    """A checkpoint is broken, or does not fit what it is loaded into."""
 
 
 class CannotVectorizeError(HdetError, RuntimeError):

@@ -1,0 +1,368 @@
+"""Checkpoints of a training: written whole or not at all, checked before anything of them is used."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.core.checks import require_count
+from hdet.errors import CheckpointError, HdetWarning
+from hdet.replicas.exchange import digest, exchange
+from hdet.replicas.group import ReplicaGroup
+
+__all__ = ["Checkpoint", "load_checkpoint", "open_checkpoint", "save_checkpoint"]
+
+_KIND = "hdet checkpoint"
+_SEAL = b"hdet sha256 "
+_SEAL_SIZE = len(_SEAL) + 64
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What :func:`load_checkpoint` has loaded."""
+
+    step: int
+    """Optimizer steps that the run had made."""
+    values: dict[str, Any]
+    """The plain values that were saved."""
+    path: Path
+    """The file."""
+    skipped: list[str] = field(default_factory=list)
+    """The newer files that are broken, each with the reason."""
+    states: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the parts have saved, by name."""
+    sha256: str = field(default="", repr=False)
+
+    def load_into(self, **parts: Any) -> None:
+        """Load the parts: first modules, then optimizers, then the rest in the order given."""
+        for name, part in parts.items():
+            if not callable(getattr(part, "load_state_dict", None)):
+                raise TypeError(
+                    f"{name} must have load_state_dict, got {part!r} of type {type(part).__name__}: plain "
+                    "values are returned, leave it out here"
+                )
+            if name not in self.states:
+                raise CheckpointError(
+                    f"{self.path} must hold a part {name!r}, got {sorted(self.states)}: load the parts that "
+                    "were saved, under the same names"
+                )
+
+        def place(name: str) -> int:
+            return 0 if isinstance(parts[name], nn.Module) else 1 if isinstance(parts[name], Optimizer) else 2
+
+        for name in sorted(parts, key=place):
+            self._load(name, _inner(parts[name]))
+
+    def _load(self, name: str, part: Any) -> None:
+        try:
+            part.load_state_dict(self.states[name])
+        except Exception as error:
+            raise CheckpointError(f"{name} cannot be loaded from {self.path}: {_words(error)}") from error
+
+
+def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: Any) -> Path:
+    """Save parts of a training in a folder, and keep the last few checkpoints.
+
+    The file is ``step-000100.pt`` for step 100. It is written under another name, and renamed once it is on
+    disk, so that a crash or a full disk leaves the ones before as they are. It holds its own sha256, and
+    ``torch.load(file, weights_only=True)`` reads it.
+
+    Call it on every rank, after ``converge()``. Rank zero writes, and the others return at once.
+
+    Args:
+        path: the folder, of one run.
+        step: optimizer steps so far.
+        keep: how many checkpoints stay. Older ones are deleted.
+        **parts: objects with ``state_dict`` and ``load_state_dict`` (a model, an optimizer, an
+            :class:`hdet.AutoLR`, a gradient scaler), and plain values: numbers, texts, tensors, and lists and
+            dictionaries of them.
+
+    Returns:
+        The file.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = save_checkpoint(folder, step=100, model=model, best_loss=0.5)
+    ...     found = load_checkpoint(folder, model=model)
+    >>> file.name, found.step, found.values
+    ('step-000100.pt', 100, {'best_loss': 0.5})
+    """
+    require_count("step", step, at_least=0)
+    require_count("keep", keep)
+    if not parts:
+        raise ValueError("parts must hold something to save, got none: pass model=model, optimizer=optimizer")
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"path must be a folder, got {str(path)!r}, which is a file: give another one")
+    target = folder / f"step-{step:06d}.pt"
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return target
+    states = {name: _inner(part).state_dict() for name, part in parts.items() if _is_stateful(part)}
+    values = {name: part for name, part in parts.items() if not _is_stateful(part)}
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_none_later(folder, step)
+    _write(target, {"kind": _KIND, "step": step, "states": states, "values": values})
+    _prune(folder, keep)
+    return target
+
+
+def load_checkpoint(path: str | Path, /, **parts: Any) -> Checkpoint | None:
+    """Load the newest sound checkpoint of a folder.
+
+    The file is read and checked before anything is loaded into a part. A file that is broken is skipped with
+    a warning, and the one before it is used. Tensors come to the CPU, from where parts take them. Call it on
+    every rank: all must find the same file.
+
+    Args:
+        path: the folder that :func:`save_checkpoint` was given.
+        **parts: what to load, under the names that they were saved with. Parts of the file that are not named
+            are left out.
+
+    Returns:
+        The step, and the plain values; None if the folder has no checkpoint, or is not there.
+
+    Raises:
+        CheckpointError: there are checkpoints and all are broken, a part is missing or refuses its state, or
+            ranks find different files.
+    """
+    checkpoint = open_checkpoint(path)
+    if checkpoint is None:
+        return None
+    for reason in checkpoint.skipped:
+        warnings.warn(f"{reason}: {checkpoint.path.name} is used", HdetWarning, stacklevel=2)
+    checkpoint.load_into(**parts)
+    return checkpoint
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint | None:
+    """Read and check the newest sound checkpoint, without loading it anywhere; None if there is none."""
+    broken: list[str] = []
+    found = None
+    for file in reversed(_files(Path(path))):
+        try:
+            found = _read(file, broken)
+            break
+        except (CheckpointError, OSError) as error:
+            broken.append(f"{file} is broken ({_words(error)})")
+    _require_same_file(found, has_broken=bool(broken))
+    if found is None and broken:
+        raise CheckpointError(
+            f"{'; '.join(broken)}. There is no sound checkpoint in {str(path)!r}: begin the run again in "
+            "another folder"
+        )
+    return found
+
+
+def _require_same_file(found: Checkpoint | None, *, has_broken: bool) -> None:
+    """Raise on every rank alike if they have found different files."""
+    mine = [found.step, digest(found.sha256)] if found is not None else [-1.0 - has_broken, 0.0]
+    seen = exchange(ReplicaGroup.of(None), mine)
+    if any(row != seen[0] for row in seen):
+        words = {-1: "none", -2: "broken ones only"}
+        each = ", ".join(f"rank {r}: {words.get(int(s), f'step {s:.0f}')}" for r, (s, _) in enumerate(seen))
+        raise CheckpointError(
+            f"every rank must find the same checkpoint, got {each}: give a folder that all ranks share"
+        )
+
+
+# --- one file --------------------------------------------------------------------------------------------
+
+
+def _write(target: Path, content: dict[str, Any]) -> None:
+    """Write the file whole, or leave things as they were."""
+    unfinished = target.with_name(target.name + ".tmp")
+    try:
+        with unfinished.open("wb") as file:
+            sealed = _Sealed(file)
+            torch.save(content, sealed)  # pyright: ignore[reportArgumentType]
+            sealed.seal()
+            file.flush()
+            os.fsync(file.fileno())
+        _require_plain(unfinished, content)
+        unfinished.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(
+            error.errno,
+            f"the checkpoint cannot be written ({error.strerror}), and those before it are as they were: "
+            "free some space, or give another folder",
+            str(target),
+        ) from error
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+class _Sealed:
+    """A file that ends with the sha256 of what torch wrote, as the comment of the zip archive that it is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+        self._end = b""
+        """Held back: an archive without a comment ends with the comment's length, two zero bytes."""
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        if len(view) < 2:
+            view = memoryview(self._end + bytes(view))
+        else:
+            self._put(self._end)
+        self._put(view[:-2])
+        self._end = bytes(view[-2:])
+        return len(data)
+
+    def flush(self) -> None:
+        """Torch asks for it."""
+
+    def seal(self) -> None:
+        assert self._end == b"\0\0", "torch writes a zip archive without a comment"
+        self._put(_SEAL_SIZE.to_bytes(2, "little") + _SEAL + self._hash.hexdigest().encode())
+        if self._error is not None:
+            raise self._error
+
+    def _put(self, data: bytes | memoryview) -> None:
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:  # torch would turn it into an error without a cause
+                self._error = error
+
+
+def _read(file: Path, skipped: list[str]) -> Checkpoint:
+    with file.open("rb") as opened:
+        sha256 = _verify(opened)
+        opened.seek(0)
+        try:
+            content = torch.load(opened, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(f"torch cannot load it: {_words(error)}") from error
+    if not isinstance(content, Mapping) or content.get("kind") != _KIND:
+        raise CheckpointError("hdet.save_checkpoint has not written it")
+    return Checkpoint(content["step"], content["values"], file, list(skipped), content["states"], sha256)
+
+
+def _verify(file: BinaryIO) -> str:
+    """Raise unless the file is as it was written; return its sha256."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        raise CheckpointError("it is empty")
+    file.seek(max(0, size - _SEAL_SIZE))
+    seal = file.read()
+    if not seal.startswith(_SEAL):
+        raise CheckpointError("it has no checksum: it is cut short, or hdet.save_checkpoint did not write it")
+    file.seek(0)
+    found, left = hashlib.sha256(), size - _SEAL_SIZE - 2
+    while left > 0:
+        chunk = file.read(min(_CHUNK, left))
+        found.update(chunk)
+        left -= len(chunk)
+    found.update(b"\0\0")
+    if found.hexdigest().encode() != seal[len(_SEAL) :]:
+        raise CheckpointError("its checksum is wrong")
+    return found.hexdigest()
+
+
+def _require_plain(file: Path, content: dict[str, Any]) -> None:
+    """Raise if what was written could not be loaded again."""
+    try:
+        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        for name, part in {**content["states"], **content["values"]}.items():
+            if not _is_plain(part):
+                raise TypeError(
+                    f"{name} must hold tensors, numbers, texts, and lists and dictionaries of them, got "
+                    f"{_words(error)}"
+                ) from error
+        raise
+
+
+def _is_plain(value: Any) -> bool:
+    memory = io.BytesIO()
+    torch.save(value, memory)
+    memory.seek(0)
+    try:
+        torch.load(memory, weights_only=True)
+    except Exception:
+        return False
+    return True
+
+
+# --- the folder ------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, by step."""
+    found = [(re.fullmatch(r"step-(\d+)\.pt", file.name), file) for file in folder.glob("step-*.pt")]
+    return [file for _, file in sorted((int(match[1]), file) for match, file in found if match)]
+
+
+def _step_of(file: Path) -> int:
+    return int(file.stem.partition("-")[2])
+
+
+def _require_none_later(folder: Path, step: int) -> None:
+    """Raise where the folder has got further. Such checkpoints would be loaded in place of this one."""
+    for file in _files(folder):
+        if _step_of(file) > step:
+            try:
+                with file.open("rb") as opened:
+                    _verify(opened)
+            except CheckpointError:
+                file.unlink()  # a run has gone back, because this one is broken
+            else:
+                raise CheckpointError(
+                    f"path must be a folder without checkpoints later than step {step}, got {file}: load it "
+                    "and go on, delete it, or give each run a folder of its own"
+                )
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for file in _files(folder)[:-keep]:
+        file.unlink()
+    for file in folder.glob("step-*.pt.tmp"):  # of a process that was killed
+        file.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on disk only once the folder is."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# --- parts -----------------------------------------------------------------------------------------------
+
+
+def _is_stateful(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _inner(part: Any) -> Any:
+    """The model itself, so that the file fits one process and many."""
+    return part.module if isinstance(part, DistributedDataParallel) else part
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line; its kind where it says nothing."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
