@@ -29,6 +29,8 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
     ]
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    # Ranks that torchrun starts again must not read what those before left in its store (pytorch#135712).
+    environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # In a session of its own a Ctrl-C reaches this process alone, which passes it on once: the ranks save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)
 
