@@ -21,7 +21,8 @@ __all__ = ["app"]
 
 app = typer.Typer(
     help="Find the learning rate inside one run: replicas that differ, compare and converge.",
-    epilog="Exit codes: 0 done, 1 training failed or a check did, 2 bad arguments, 130 stopped and saved.",
+    epilog="Exit codes: 0 done, 1 training failed or a check did, 2 bad arguments or files, 3 training "
+    "diverged, 130 stopped.",
     pretty_exceptions_enable=False,
     add_completion=False,
 )

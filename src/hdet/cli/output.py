@@ -34,11 +34,19 @@ class Exit:
 
     OK = 0
     FAILED = 1
-    """Training diverged, a check failed."""
+    """Training failed: a loss or the parameters are not finite. Or a check failed."""
+    DIVERGED = 3
+    """Training ended above its first held-out loss."""
     USAGE = 2
     """An argument or a file is not right; nothing was changed."""
     STOPPED = 130
     """Ctrl-C; the run was saved and can be resumed."""
+
+    @classmethod
+    def of(cls, status: str) -> int:
+        """The code of a run that has ended so."""
+        codes = {"finished": cls.OK, "failed": cls.FAILED, "diverged": cls.DIVERGED, "stopped": cls.STOPPED}
+        return codes[status]
 
 
 class Screen:

@@ -32,10 +32,10 @@ def resume(
         config = RunFolder(folder).read_config()
         if is_rank():
             config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
-        is_begun = RunFolder(folder).checkpoint.exists()
+        is_begun = RunFolder(folder).has_checkpoint
         result = RunFolder(folder).read_result()
-        if is_begun and result is not None and result["status"] == "finished":
-            screen.say(f"{folder} is finished: there is nothing to go on with")
+        if is_begun and result is not None and result["status"] in ("finished", "diverged"):
+            screen.say(f"{folder} has {result['status']}: there is nothing to go on with")
             screen.give(result)
-            raise typer.Exit(Exit.OK)
+            raise typer.Exit(Exit.of(result["status"]))
     train_and_report(config, folder, screen, resume=is_begun, trackers=track or [], device=device)

@@ -91,6 +91,7 @@ def train_and_report(
                 resume=resume,
                 sinks=[sinks],
                 on_found=lambda found: screen.say(str(found)),
+                on_note=screen.say,
                 on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
                 should_stop=should_stop,
                 task=task,
@@ -99,7 +100,7 @@ def train_and_report(
             )
     if is_main:
         _conclude(result, folder, screen)
-    raise typer.Exit({"finished": Exit.OK, "failed": Exit.FAILED, "stopped": Exit.STOPPED}[result.status])
+    raise typer.Exit(Exit.of(result.status))
 
 
 def _launch(config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str) -> int:
@@ -112,7 +113,7 @@ def _launch(config: RunConfig, path: Path, screen: Screen, trackers: list[Tracke
         status = json.loads(RunFolder(path).result.read_text(encoding="utf-8"))["status"]
     except (OSError, ValueError, KeyError):
         return code or Exit.FAILED
-    return {"stopped": Exit.STOPPED, "failed": Exit.FAILED}.get(status, code)
+    return code if status == "finished" else Exit.of(status)
 
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
@@ -128,8 +129,8 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     screen.show(table)
     if report is not None:
         screen.say(f"report: {report}")
-    if result.status == "failed":
-        print(f"hdet: training failed: {result.reason}", file=sys.stderr)
+    if result.status in ("failed", "diverged"):
+        print(f"hdet: training {result.status}: {result.reason}", file=sys.stderr)
     if result.status == "stopped":
         screen.say(f"saved at step {result.steps}; go on with: {resume_hint(folder)}")
     screen.give(result.to_json())

@@ -79,7 +79,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``finished``, ``stopped``, ``failed`` or ``unfinished``; ``recorded`` where nobody can tell."""
+        """``finished``, ``diverged``, ``stopped``, ``failed`` or ``unfinished``; ``recorded`` if unknown."""
         stated = self.result.get("status")
         if isinstance(stated, str) and stated:
             return stated

@@ -198,8 +198,8 @@ def _training(run: Run) -> str:
     seconds = number(run.result.get("seconds"))
     time = f" in {duration(seconds)}" if seconds is not None else ""
     where = _loss_so_far(run)
-    if run.status == "failed":
-        text = f"The run failed after {steps}{time}" + (f", at {where}" if where else "") + "."
+    if run.status in ("failed", "diverged"):
+        text = f"The run {run.status} after {steps}{time}" + (f", at {where}" if where else "") + "."
         reason = run.result.get("error") or run.result.get("reason")
         return text + (f" The reason: {reason}." if isinstance(reason, str) else "")
     if run.status == "stopped":

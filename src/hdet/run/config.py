@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ __all__ = ["EXPLORABLE", "RunConfig"]
 
 _CHOSEN: Any = None
 """A default that depends on the controller; see :meth:`RunConfig.__post_init__`."""
+
+_FREE = ("engine", "evaluate_every", "find", "name", "replicas")
+"""Settings that may change when a run goes on."""
 
 EXPLORABLE = (
     "lr",
@@ -154,6 +158,20 @@ class RunConfig:
         """A folder name for this run."""
         task = re.sub(r"[^A-Za-z0-9]+", "-", self.task.rpartition(":")[2] or self.task).strip("-").lower()
         return f"{task}-lr{self.lr:g}-seed{self.seed}"
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """What a run that began with the saved settings cannot go on with, each with both values.
+
+        >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
+        >>> config.differences(config.to_json() | {"optimizer": "sgd", "replicas": 2})
+        ["optimizer ('sgd' before, 'adamw' now)"]
+        """
+        now = json.loads(json.dumps(self.to_json()))
+        return [
+            f"{name} ({saved[name]!r} before, {value!r} now)"
+            for name, value in now.items()
+            if name not in _FREE and name in saved and saved[name] != value
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

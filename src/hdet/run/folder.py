@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import hdet
+from hdet.checkpoints import Checkpoint, open_checkpoint, save_checkpoint
 from hdet.run.config import RunConfig
 
 __all__ = ["RunFolder"]
@@ -28,7 +29,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.records = self.path / "records.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
-        self.checkpoint = self.path / "checkpoint.pt"
+        self.checkpoints = self.path / "checkpoints"
         self.result = self.path / "result.json"
         self.report = self.path / "report.html"
 
@@ -71,13 +72,17 @@ class RunFolder:
             ) from None
         except ValueError as error:
             raise ValueError(f"{self.config}: cannot be read as JSON ({error})") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"{self.config} must hold settings by name, got {type(data).__name__}")
         return RunConfig.from_json(data)
 
     def remove_run(self) -> None:
         """Delete what a run wrote, and nothing else."""
-        for file in vars(self).values():
-            if file != self.path and file.exists():
+        for file in (*vars(self).values(), *self.checkpoints.glob("step-*.pt*")):
+            if file.is_file():
                 file.unlink()
+        if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+            self.checkpoints.rmdir()
 
     def add_evaluation(
         self, step: int, train_loss: float | None, metrics: dict[str, float], seconds: float
@@ -93,22 +98,23 @@ class RunFolder:
         with self.evaluations.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint: a crash leaves the old one or the new one."""
-        unfinished = self.checkpoint.with_suffix(".tmp")
-        with unfinished.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self.checkpoint)
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one, sound or not."""
+        return any(self.checkpoints.glob("step-*.pt"))
 
-    def load_checkpoint(self) -> dict[str, Any]:
-        """The last checkpoint; tensors and plain values only."""
-        if not self.checkpoint.exists():
+    def save_checkpoint(self, step: int, **parts: Any) -> None:
+        """Save the parts; see :func:`hdet.save_checkpoint`. The last two stay."""
+        save_checkpoint(self.checkpoints, step=step, keep=2, **parts)
+
+    def open_checkpoint(self) -> Checkpoint:
+        """The newest sound checkpoint, read and checked."""
+        checkpoint = open_checkpoint(self.checkpoints)
+        if checkpoint is None:
             raise ValueError(
-                f"{str(self.path)!r} has no checkpoint.pt to go on from: start the run again with --overwrite"
+                f"{str(self.path)!r} has no checkpoint to go on from: start the run again with --overwrite"
             )
-        return torch.load(self.checkpoint, weights_only=True)
+        return checkpoint
 
 
 def write_json(path: Path, data: Any) -> None:

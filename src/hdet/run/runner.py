@@ -7,6 +7,7 @@ import os
 import shlex
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,8 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hdet.checkpoints import Checkpoint
 from hdet.core.assign import derived_seed
-from hdet.errors import AllReplicasFailedError
+from hdet.errors import AllReplicasFailedError, CheckpointError, HdetWarning
 from hdet.find import FoundLR
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.run.config import RunConfig
@@ -31,6 +33,12 @@ __all__ = ["Progress", "Result", "evaluate", "run"]
 
 _LOOK_EVERY = 10
 """Steps between updates of the progress, and between looks at a stop that was asked for."""
+
+
+_DIVERGED = 0.05
+"""A run diverged if it ends above its first held-out loss by more than this share of it."""
+
+Status = Literal["finished", "diverged", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,7 @@ class Progress:
 class Result:
     """What a run came to."""
 
-    status: Literal["finished", "stopped", "failed"]
+    status: Status
     final_loss: float | None
     """Held-out loss of the averaged model at the last step."""
     metrics: dict[str, float]
@@ -78,6 +86,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_record: Callable[[RoundRecord], None] = lambda _: None,
     on_found: Callable[[FoundLR], None] = lambda _: None,
+    on_note: Callable[[str], None] = lambda text: warnings.warn(text, HdetWarning, stacklevel=3),
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
     device: str = "cpu",
@@ -95,6 +104,7 @@ def run(
         on_progress: called every few steps on every rank.
         on_record: called for every record on rank zero.
         on_found: called on rank zero with what the search before the run has found.
+        on_note: called on rank zero with what is worth saying about a checkpoint; it warns by default.
         should_stop: asked every few steps; a run that is stopped converges and saves.
         task: the task, if it is already there.
         device: of model and batches.
@@ -103,6 +113,7 @@ def run(
     """
     with _own_randomness(config):
         task = task or load_task(config.task, config.task_options)
+        checkpoint = _checkpoint(config, folder, on_note) if resume else None
         watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
         trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
             task, config, watch, device, searches=config.find and not resume
@@ -111,16 +122,41 @@ def run(
         if trainer.found is not None and trainer.is_main:
             watch.write(trainer.found.to_record(config.replicas))
             on_found(trainer.found)
-        seconds_before = 0.0
-        if resume:
-            state = folder.load_checkpoint()
-            trainer.load_state_dict(state["trainer"])
-            seconds_before = state["seconds"]
-            if trainer.is_main and "generators" in state:  # those of other ranks are not saved
-                restore_generators(state["generators"])
-        return _Run(task, config, folder, trainer, watch, seconds_before, device).train(
+        seconds_before, first_loss = 0.0, math.nan
+        if checkpoint is not None:
+            checkpoint.load_into(trainer=trainer)
+            seconds_before, first_loss = checkpoint.values["seconds"], checkpoint.values["first_loss"]
+            if trainer.is_main:  # those of other ranks are not saved
+                restore_generators(checkpoint.values["generators"])
+        return _Run(task, config, folder, trainer, watch, seconds_before, first_loss, device).train(
             on_progress, should_stop
         )
+
+
+_VALUES = ("settings", "seconds", "generators", "first_loss")
+"""What a checkpoint holds beside the trainer."""
+
+
+def _checkpoint(config: RunConfig, folder: RunFolder, on_note: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint to go on from; raises if it is of another run."""
+    checkpoint = folder.open_checkpoint()
+    if missing := sorted({"trainer", *_VALUES} - {*checkpoint.states, *checkpoint.values}):
+        raise CheckpointError(
+            f"{checkpoint.path} must be a checkpoint of 'hdet run', but it has no {', '.join(missing)}: give "
+            "the folder of a run"
+        )
+    saved = checkpoint.values["settings"]
+    if differing := config.differences(saved):
+        raise ValueError(
+            f"{folder.config} must have the settings that the run began with, but these differ: "
+            f"{', '.join(differing)}. Put them back, or begin another run"
+        )
+    if int(os.environ.get("RANK", "0")) == 0:
+        for reason in checkpoint.skipped:
+            on_note(f"{reason}: going on from {checkpoint.path.name}")
+        if saved["replicas"] != config.replicas:
+            on_note(f"{saved['replicas']} replicas before, {config.replicas} now")
+    return checkpoint
 
 
 @contextmanager
@@ -158,6 +194,7 @@ class _Run:
         trainer: Trainer,
         watch: _Watch,
         seconds_before: float,
+        first_loss: float,
         device: str,
     ) -> None:
         self._task, self._config, self._folder, self._trainer, self._watch = (
@@ -168,6 +205,7 @@ class _Run:
             watch,
         )
         self._seconds_before, self._start, self._device = seconds_before, time.monotonic(), device
+        self._first_loss = first_loss
         self._losses: list[torch.Tensor] = []
         self._train_loss = math.nan
         self._metrics: dict[str, float] = {}
@@ -197,6 +235,10 @@ class _Run:
             on_progress(self._progress(engine.num_steps))
             if not math.isfinite(self._metrics["loss"]):
                 return self._finish("failed", "the held-out loss is not finite: lower --lr")
+            first, last = self._first_loss, self._metrics["loss"]
+            if last - first > _DIVERGED * abs(first):
+                reason = f"the held-out loss was {first:.4g} at first and is {last:.4g} now: lower --lr"
+                return self._finish("diverged", reason)
             return self._finish("finished")
         except AllReplicasFailedError as error:
             return self._finish("failed", str(error))
@@ -233,6 +275,8 @@ class _Run:
         with self._trainer.engine.base_values():
             self._metrics = evaluate(self._task, self._trainer.model, self._device)
         self._evaluated_at = step
+        if step == 0:
+            self._first_loss = self._metrics["loss"]
         if self._trainer.is_main:
             train_loss = self._train_loss if math.isfinite(self._train_loss) else None
             self._folder.add_evaluation(step, train_loss, _plain(self._metrics), self._seconds())
@@ -242,14 +286,15 @@ class _Run:
         # Replicas have converged, so that one rank's state is everybody's.
         if self._trainer.is_main and math.isfinite(self._metrics["loss"]):
             self._folder.save_checkpoint(
-                {
-                    "trainer": self._trainer.state_dict(),
-                    "seconds": self._seconds(),
-                    "generators": generator_states(),
-                }
+                self._trainer.engine.num_steps,
+                trainer=self._trainer,
+                settings=self._config.to_json(),
+                seconds=self._seconds(),
+                generators=generator_states(),
+                first_loss=self._first_loss,
             )
 
-    def _finish(self, status: Literal["finished", "stopped", "failed"], reason: str = "") -> Result:
+    def _finish(self, status: Status, reason: str = "") -> Result:
         config = self._config
         loss = math.nan if status == "failed" else self._metrics["loss"]
         result = Result(

@@ -227,7 +227,17 @@ def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any
 
 
 def options_of(task: Task) -> dict[str, Any]:
-    """The options a task was made with, where it is a dataclass."""
+    """The options a task was made with, where it is a dataclass: plain values that its constructor takes."""
     if not dataclasses.is_dataclass(task):
         return {}
-    return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    fields = [field.name for field in dataclasses.fields(task) if field.init and field.name[0] != "_"]
+    return {name: getattr(task, name) for name in fields if _is_plain(getattr(task, name))}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON can hold it."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float))

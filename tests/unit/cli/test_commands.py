@@ -40,11 +40,15 @@ def start(command, cwd):
     )
 
 
+def contents(folder):
+    return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def test_run_writes_a_folder_and_a_report_and_says_where(hdet, tmp_path):
     out, err = hdet("run", *QUICK)
     folder = tmp_path / "runs" / "quadratic-lr0.05-seed0"
     assert {p.name for p in folder.iterdir()} == {
-        "checkpoint.pt",
+        "checkpoints",
         "config.json",
         "environment.json",
         "evaluations.jsonl",
@@ -119,9 +123,65 @@ def test_a_run_that_diverges_exits_with_one_and_is_never_silent(hdet, tmp_path):
     assert (out, err[:22]) == ("", "hdet: training failed:")
 
 
+def test_a_run_that_ends_above_its_start_exits_with_three(hdet, tmp_path):
+    arguments = ["--optimizer", "sgd", "--lr", "2.3", "--momentum", "0", "--no-find", "--anneal", "none"]
+    arguments += ["--controller", "none", "--out", "up"]
+    out, err = hdet("run", *QUICK, *arguments, "--json", expect=3)
+    assert json.loads(out)["status"] == "diverged"
+    assert "hdet: training diverged: the held-out loss was" in err
+    out, _ = hdet("resume", "up", expect=3)
+    assert "has diverged: there is nothing to go on with" in out
+    assert "The run diverged after 60 steps" in (tmp_path / "up/report.html").read_text()
+
+
+def stopped(hdet, tmp_path):
+    """The folder of a run that has two checkpoints and no result."""
+    hdet("run", *QUICK, "--out", "here")
+    (tmp_path / "here/result.json").unlink()
+    return sorted((tmp_path / "here/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("damage", [b"", b"foreign", None], ids=["empty", "foreign", "cut"])
+def test_resume_falls_back_or_says_what_is_wrong(hdet, tmp_path, damage):
+    older, newer = stopped(hdet, tmp_path)
+    newer.write_bytes(newer.read_bytes()[:99] if damage is None else damage)
+    out, _ = hdet("resume", "here")
+    assert "step-000060.pt is broken (it" in out
+    assert f"going on from {older.name}" in out
+    assert "finished" in out
+    for file in stopped_again(tmp_path):
+        file.write_bytes(b"")
+    out, err = hdet("resume", "here", expect=2)
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert err.startswith("hdet: ")
+    assert err.count("is broken (it is empty)") == 2
+
+
+def stopped_again(tmp_path):
+    (tmp_path / "here/result.json").unlink()
+    return sorted((tmp_path / "here/checkpoints").iterdir())
+
+
+def test_resume_refuses_an_edited_config(hdet, tmp_path):
+    stopped(hdet, tmp_path)
+    path = tmp_path / "here/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"optimizer": "sgd", "seed": 5}))
+    _, err = hdet("resume", "here", expect=2)
+    assert "these differ: optimizer ('adamw' before, 'sgd' now), seed (0 before, 5 now)" in err
+    path.write_text(json.dumps(config | {"replicas": 3}))
+    out, _ = hdet("resume", "here")
+    assert "2 replicas before, 3 now" in out
+    for text in ("[]", "nothing", json.dumps(config | {"steps": -1})):
+        path.write_text(text)
+        _, err = hdet("resume", "here", expect=2)
+        assert len(err.splitlines()) == 1
+
+
 def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):
     hdet("run", *QUICK, "--out", "kept")
-    before = {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()}
+    before = contents(tmp_path / "kept")
     for arguments in (
         ["--find", "--steps", "40"],
         ["--explore", "weight_decay=3", "--weight-decay", "0.1"],
@@ -129,11 +189,11 @@ def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):
     ):
         hdet("run", *QUICK, *arguments, "--out", "kept", "--overwrite", expect=2)
         hdet("run", *QUICK, *arguments, "--out", "other", expect=2)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()} == before
+    assert contents(tmp_path / "kept") == before
     assert not (tmp_path / "other").exists()
     out, _ = hdet("resume", "kept")
-    assert "is finished" in out
-    assert {p.name: p.read_bytes() for p in (tmp_path / "kept").iterdir()} == before
+    assert "has finished" in out
+    assert contents(tmp_path / "kept") == before
 
 
 @pytest.mark.timeout(200)
@@ -141,7 +201,7 @@ def test_ctrl_c_saves_and_resume_ends_where_the_whole_run_does(hdet, tmp_path):
     arguments = [*QUICK, "--steps", "2000", "--json"]
     whole, _ = hdet("run", *arguments, "--out", "whole")
     process = start(["hdet", "run", *arguments, "--out", "parts"], tmp_path)
-    while not (tmp_path / "parts" / "checkpoint.pt").exists():
+    while not list((tmp_path / "parts").glob("checkpoints/*.pt")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

@@ -10,8 +10,9 @@ import torch
 import hdet
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
-from hdet.run.runner import run
+from hdet.run.runner import run, task_facts
 from hdet.run.sweep import log_grid, run_many, sweep
+from hdet.tasks.task import load_task
 from hdet.telemetry import Records
 from tests.helpers.replicas import run_replicas
 
@@ -94,23 +95,98 @@ def test_equal_replicas_are_computed_as_one(tmp_path):
     assert joined.final_loss == pytest.approx(tiny.final_loss, rel=1e-5)
 
 
-def test_a_run_that_diverges_fails_and_keeps_the_last_good_checkpoint(tmp_path):
+def stop_after(num_looks):
+    calls = []
+    return lambda: len(calls) == num_looks or bool(calls.append(1))
+
+
+def checkpoints(folder):
+    return {file.name: file.read_bytes() for file in folder.checkpoints.iterdir()}
+
+
+def test_a_run_that_fails_keeps_the_last_good_checkpoint(tmp_path):
     result, folder = start(tmp_path, config=dataclasses.replace(BASE, lr=1e9))
     assert result.status == "failed"
     assert result.reason
     assert result.final_loss is None
-    assert not folder.checkpoint.exists()
+    assert not folder.has_checkpoint
     # The same learning rate from a good checkpoint on: it stays what it was.
-    calls = []
-    _, folder = start(tmp_path, "good", should_stop=lambda: len(calls) == 2 or bool(calls.append(1)))
-    before = folder.checkpoint.read_bytes()
-    state = folder.load_checkpoint()
-    state["trainer"]["param_groups"][0] |= {"lr": 1e9, "initial_lr": 1e9}
-    state["trainer"]["engine"]["scheduler"]["base_lrs"] = [1e9]
-    folder.save_checkpoint(state)
-    before = folder.checkpoint.read_bytes()
+    _, folder = start(tmp_path, "good", should_stop=stop_after(2))
+    good = folder.open_checkpoint()
+    state = good.states["trainer"]
+    state["param_groups"][0] |= {"lr": 1e9, "initial_lr": 1e9}
+    state["engine"]["scheduler"]["base_lrs"] = [1e9]
+    good.path.unlink()
+    hdet.save_checkpoint(folder.checkpoints, step=30, trainer=Saved(state), **good.values)
+    before = checkpoints(folder)
     assert run(BASE, folder, resume=True).status == "failed"
-    assert folder.checkpoint.read_bytes() == before
+    assert checkpoints(folder) == before
+
+
+class Saved:
+    """A part with a state of our choice."""
+
+    def __init__(self, state):
+        self.state_dict = lambda: state
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+def test_a_run_that_ends_above_its_first_loss_has_diverged(tmp_path):
+    config = dataclasses.replace(BASE, controller="none", anneal="none", warmup=0.0, lr=2.3, momentum=0.0)
+    result, folder = start(tmp_path, config=config)
+    evaluations = [json.loads(line)["loss"] for line in folder.evaluations.read_text().splitlines()]
+    assert 1.05 * evaluations[0] < evaluations[-1] < math.inf
+    assert (result.status, result.final_loss) == ("diverged", evaluations[-1])
+    assert f"was {evaluations[0]:.4g} at first and is {evaluations[-1]:.4g} now" in result.reason
+    # A run in two parts remembers where it began.
+    start(tmp_path, "parts", config, should_stop=stop_after(2))
+    assert run(config, RunFolder(tmp_path / "parts"), resume=True).status == "diverged"
+
+
+@pytest.mark.parametrize("damage", [b"", b"something else", None], ids=["empty", "foreign", "cut"])
+def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path, damage):
+    whole, _ = start(tmp_path, "whole")
+    _, folder = start(tmp_path, should_stop=stop_after(2))
+    newest = folder.checkpoints / "step-000030.pt"
+    newest.write_bytes(newest.read_bytes()[:1000] if damage is None else damage)
+    notes = []
+    resumed = run(BASE, folder, resume=True, on_note=notes.append)
+    assert resumed.final_loss == whole.final_loss
+    assert len(notes) == 1
+    assert "step-000030.pt is broken" in notes[0]
+    assert notes[0].endswith("going on from step-000020.pt")
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path):
+    _, folder = start(tmp_path, should_stop=stop_after(2))
+    before = checkpoints(folder)
+    changes = {"optimizer": "adamw", "task_options": {"size": 12}, "steps": 80}
+    with pytest.raises(ValueError, match=r"must have the settings that the run began with") as error:
+        run(dataclasses.replace(BASE, **changes), folder, resume=True)
+    for words in (
+        "task_options ({'size': 10} before, {'size': 12} now), steps (60 before, 80 now)",
+        "optimizer ('sgd' before, 'adamw' now)",
+    ):
+        assert words in str(error.value)
+    assert checkpoints(folder) == before
+    notes = []
+    fewer = dataclasses.replace(BASE, replicas=2, name="other", evaluate_every=20)
+    assert run(fewer, folder, resume=True, on_note=notes.append).status == "finished"
+    assert notes == ["4 replicas before, 2 now"]
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    _, folder = start(tmp_path, should_stop=stop_after(2))
+    hdet.save_checkpoint(folder.checkpoints, step=40, model=torch.nn.Linear(1, 1))
+    with pytest.raises(hdet.CheckpointError, match=r"step-000040.pt must be a checkpoint of 'hdet run', but"):
+        run(BASE, folder, resume=True)
+
+
+def test_the_settings_of_a_task_are_plain():
+    facts = task_facts(load_task("digits"))
+    assert facts["task_settings"] == {"model": "mlp", "width": 32, "dropout": 0.0, "batch_size": 8}
 
 
 def test_a_folder_is_never_overwritten_by_accident(tmp_path):
