@@ -171,7 +171,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint | None:
 def _require_same_file(found: Checkpoint | None, *, has_broken: bool) -> None:
     """Raise on every rank alike if they have found different files."""
     mine = [found.step, digest(found.sha256)] if found is not None else [-1.0 - has_broken, 0.0]
-    seen = exchange(ReplicaGroup.of(None), mine)
+    seen = exchange(ReplicaGroup.of(None), mine, "load_checkpoint")
     if any(row != seen[0] for row in seen):
         words = {-1: "none", -2: "broken ones only"}
         each = ", ".join(f"rank {r}: {words.get(int(s), f'step {s:.0f}')}" for r, (s, _) in enumerate(seen))

@@ -42,6 +42,7 @@ class ComparingSteering(Steering):
     ) -> None:
         self._settings, self._values, self._replicas = settings, values, replicas
         self._sync_every, self._num_rounds, self._warn = sync_every, num_rounds, warn
+        self.controller = settings.form
 
     def sync(self, record: RoundRecord) -> None:
         """Turn the replicas' losses into a move of every base."""

@@ -23,7 +23,15 @@ from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.recording import RecordWriter
 from hdet.ensemble.round import Rounds
 from hdet.ensemble.schedule import FollowedSchedule, Schedule
-from hdet.ensemble.state import VERSION, check_state
+from hdet.ensemble.state import (
+    VERSION,
+    check_counts,
+    check_keys,
+    check_losses,
+    check_peaks,
+    check_tunables,
+    check_version,
+)
 from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.ensemble.tail import Tail
@@ -44,6 +52,18 @@ if TYPE_CHECKING:
 __all__ = ["Ensemble"]
 
 _log = logging.getLogger(__name__)
+_STATE = (
+    "version",
+    "num_steps",
+    "peaks",
+    "optimizer_steps_are_seen",
+    "losses",
+    "tunables",
+    "scheduler",
+    "steering",
+    "tail",
+)
+"""What a state holds."""
 
 
 class Ensemble:
@@ -402,9 +422,11 @@ class Ensemble:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint, also one of another number of replicas. Settings stay as built."""
-        names = {tunable.name for tunable in self._values.tunables}
-        check_state(state_dict, names)
+        """Load a checkpoint, also one of another number of replicas. Settings stay as built.
+
+        A state that does not fit is refused before anything changes.
+        """
+        self.check_state_dict(state_dict)
         self._schedule.load_state_dict(state_dict["scheduler"])
         for tunable in self._values.tunables:
             tunable.load(state_dict["tunables"][tunable.name])
@@ -424,6 +446,18 @@ class Ensemble:
                 num_saved,
                 self.replicas.count,
             )
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
+        check_version(state_dict)
+        check_keys("state_dict", state_dict, _STATE)
+        check_counts("state_dict", state_dict, ("num_steps",))
+        check_tunables(state_dict["tunables"], self._values.tunables)
+        check_peaks(state_dict["peaks"], self._values.learning_rates)
+        check_losses(state_dict)
+        self._schedule.check_state(state_dict["scheduler"])
+        self.steering.check_state(state_dict["steering"])
+        self._tail.check_state(state_dict["tail"])
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""

@@ -7,8 +7,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from hdet.core.checks import require_number
 from hdet.core.controller import ControllerState
 from hdet.core.guard import Guard, GuardMemory, watch
+from hdet.ensemble.state import check_counts, check_keys, check_numbers
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning
@@ -125,17 +127,36 @@ class GuardSteering(Steering):
                 self._settings.factor,
             )
 
+    controller = "guard"
+
     def state_dict(self) -> dict[str, Any]:
         """What it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
         return {
+            "controller": self.controller,
             "memory": list(self._memory),
             "num_brakes": self._num_brakes,
             "expected_loss": self._settings.expected_loss,
         }
 
+    def check_state(self, state: Any) -> None:
+        """See :class:`Steering`."""
+        super().check_state(state)
+        if _is_guards(state):
+            check_keys("state_dict steering", state, ("memory", "num_brakes", "expected_loss"))
+            check_numbers(
+                "state_dict steering memory", state["memory"], len(GuardMemory._fields), is_finite=False
+            )
+            check_counts("state_dict steering", state, ("num_brakes",))
+            if state["expected_loss"] is not None:
+                require_number("state_dict steering expected_loss", state["expected_loss"])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint."""
-        if state:
+        if _is_guards(state):
             self._memory = GuardMemory(*state["memory"])
             self._num_brakes = state["num_brakes"]
             self._settings = replace(self._settings, expected_loss=state["expected_loss"])
+
+
+def _is_guards(state: Any) -> bool:
+    return state["controller"] == GuardSteering.controller

@@ -1,48 +1,135 @@
-"""Checks of a checkpoint, before anything of it is loaded."""
+"""Checks of a state that was saved, before anything of it is loaded. They change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["VERSION", "check_state", "require_keys"]
+from torch import Tensor
 
-VERSION = 3
+from hdet.core.checks import require_count, require_flag, require_number
+from hdet.explore import Tunable
+
+__all__ = [
+    "VERSION",
+    "check_counts",
+    "check_keys",
+    "check_losses",
+    "check_numbers",
+    "check_peaks",
+    "check_tensors",
+    "check_tunables",
+    "check_version",
+]
+
+VERSION = 4
 """Of the state that an ensemble saves."""
 
+_REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
 
-def require_keys(state: object, names: Collection[str], of: str) -> None:
-    """Raise if a state is not what ``state_dict()`` returned.
 
-    >>> require_keys({}, ["version"], "hdet.Ensemble")
-    Traceback (most recent call last):
-    ValueError: state_dict must be what state_dict() of an hdet.Ensemble returned, got no 'version' in []
-    """
-    rule = f"state_dict must be what state_dict() of an {of} returned"
+def check_version(state: object) -> None:
+    """Raise if this is not a state of this version."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"{rule}, got {state!r} of type {type(state).__name__}")
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(f"{rule}, got no {missing[0]!r} in {sorted(map(str, state))}")
-
-
-def check_state(state: dict[str, Any], names: Collection[str]) -> None:
-    """Raise if a state is not one that an ensemble can load.
-
-    Args:
-        state: what was saved.
-        names: of the hyperparameters that the ensemble explores.
-    """
-    require_keys(state, ["version"], "hdet.Ensemble")
-    version = state["version"]
-    if version != VERSION:
-        raise ValueError(
-            f"state_dict must be of version {VERSION}, got version {version!r}: load it with the release of "
-            "hdet that wrote it"
+        raise TypeError(
+            f"state_dict must be what state_dict() returned, got {state!r} of type {type(state).__name__}"
         )
-    saved = set(state["tunables"])
-    if saved != set(names):
+    if "version" in state and state["version"] != VERSION:
         raise ValueError(
-            f"state_dict must hold the hyperparameters {sorted(names)}, got {sorted(saved)}: "
+            f"state_dict must be of version {VERSION}, got version {state['version']!r}: load it with the "
+            "release of hdet that wrote it"
+        )
+
+
+def check_keys(name: str, state: object, keys: Collection[str]) -> None:
+    """Raise if a part of a state lacks something.
+
+    >>> check_keys("state_dict", {"b": 1}, ["a", "b"])
+    Traceback (most recent call last):
+    ValueError: state_dict must hold a, b, but it has no a: load what state_dict() of an ensemble has returned
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{name} must be a dictionary, got {state!r} of type {type(state).__name__}")
+    if missing := [key for key in keys if key not in state]:
+        raise ValueError(
+            f"{name} must hold {', '.join(keys)}, but it has no {', '.join(missing)}: load what state_dict() "
+            "of an ensemble has returned"
+        )
+
+
+def check_counts(name: str, state: Mapping[str, Any], keys: Collection[str]) -> None:
+    """Raise unless these are whole numbers of at least zero."""
+    for key in keys:
+        require_count(f"{name} {key}", state[key], at_least=0)
+
+
+def check_numbers(name: str, values: object, count: int, *, is_finite: bool = True) -> None:
+    """Raise unless this is a list of so many numbers."""
+    _check_list(name, values, count, "numbers")
+    assert isinstance(values, Sequence)
+    for value in values:
+        if is_finite or not isinstance(value, float) or math.isfinite(value):
+            require_number(name, value)
+
+
+def check_tunables(state: object, tunables: Sequence[Tunable]) -> None:
+    """Raise unless these are the states of these hyperparameters."""
+    check_keys("state_dict tunables", state, ())
+    assert isinstance(state, Mapping)
+    names = [tunable.name for tunable in tunables]
+    if set(state) != set(names):
+        raise ValueError(
+            f"state_dict must hold the hyperparameters {sorted(names)}, got {sorted(map(str, state))}: "
             "build the ensemble with the parameter groups and explore= that it was saved with"
         )
+    for tunable in tunables:
+        name, saved = f"state_dict {tunable.name}", state[tunable.name]
+        check_keys(name, saved, ("scheduled", "held", "correction", "control", "decay", "share"))
+        check_numbers(f"{name} scheduled", saved["scheduled"], len(tunable.slots))
+        if saved["held"] is not None:
+            check_numbers(f"{name} held", saved["held"], len(tunable.slots))
+        if saved["control"] is not None:
+            check_numbers(f"{name} control", saved["control"], 2)
+        require_number(f"{name} correction", saved["correction"], above=0)
+        require_number(f"{name} decay", saved["decay"])
+        require_number(f"{name} share", saved["share"], at_least=0, at_most=1)
+
+
+def check_peaks(peaks: object, learning_rates: Sequence[Tunable]) -> None:
+    """Raise unless there is a peak for every slot of every learning rate."""
+    _check_list("state_dict peaks", peaks, len(learning_rates), "lists")
+    assert isinstance(peaks, Sequence)
+    for peak, tunable in zip(peaks, learning_rates, strict=True):
+        check_numbers("state_dict peaks", peak, len(tunable.slots))
+
+
+def check_losses(state: Mapping[str, Any]) -> None:
+    """Raise unless the losses of a round, and whether steps are seen, are what they are saved as."""
+    require_flag("state_dict optimizer_steps_are_seen", state["optimizer_steps_are_seen"])
+    if not isinstance(state["losses"], (list, tuple)):
+        raise TypeError(f"state_dict losses must be a list, got {state['losses']!r}")
+    for row in state["losses"]:
+        check_numbers("state_dict losses", row, 3)
+
+
+def check_tensors(
+    name: str, saved: object, here: Sequence[Tensor], fits: Callable[[Tensor, Tensor], bool]
+) -> None:
+    """Raise unless these are tensors that fit those that are here."""
+    _check_list(name, saved, len(here), "tensors")
+    assert isinstance(saved, Sequence)
+    for i, (one, other) in enumerate(zip(saved, here, strict=True)):
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{name} must hold tensors, got {type(one).__name__} at {i}")
+        if not fits(one, other):
+            raise ValueError(
+                f"{name} must have shape {tuple(other.shape)} at {i}, got {tuple(one.shape)}: {_REMEDY}"
+            )
+
+
+def _check_list(name: str, values: object, count: int, what: str) -> None:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{name} must be a list of {what}, got {values!r} of type {type(values).__name__}")
+    if len(values) != count:
+        raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {_REMEDY}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas import Replicas
 from hdet.replicas.shards import from_saved
 
@@ -121,6 +122,22 @@ class Tail:
         if self._mean is None or not (self._mean.num_taken or self._replicas.is_sharded):
             return None
         return {"mean": self._replicas.as_saved(self._mean.mean), **self._mean.state_dict()}
+
+    def check_state(self, state: Any) -> None:
+        """Raise if :meth:`load_state_dict` could not load this."""
+        if state is None:
+            return
+        check_keys("state_dict tail", state, ("mean", "num_taken", "first_step"))
+        check_counts("state_dict tail", state, ("num_taken", "first_step"))
+        if self._steps:
+            check_tensors("state_dict tail mean", state["mean"], self._replicas.weights(), self._fits)
+
+    def _fits(self, saved: Tensor, weights: Tensor) -> bool:
+        """Whether the shapes are equal; of virtual replicas there may be another number of rows."""
+        has_rows = hasattr(self._replicas, "num_distinct")
+        return saved.shape == weights.shape or (
+            has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == weights.shape[1]
+        )
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""

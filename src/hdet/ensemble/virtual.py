@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from hdet.core.checks import require_choice, require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
-from hdet.ensemble.state import require_keys
+from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas.stacked import StackedReplicas
 from hdet.replicas.wrapped import plain_optimizer
 
@@ -142,8 +142,11 @@ class VirtualEnsemble:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint; with another number of replicas, each takes the mean of the moments."""
-        require_keys(state_dict, ["engine", "model", "param_groups", "row_optimizer"], "hdet.VirtualEnsemble")
+        """Load a checkpoint; with another number of replicas, each takes the mean of the moments.
+
+        A state that does not fit is refused before anything changes.
+        """
+        self._check_state(state_dict)
         self.model.load_state_dict(state_dict["model"])
         self.replicas.join()
         self.replicas.row_optimizer.load_state_dict(state_dict["row_optimizer"])
@@ -154,3 +157,48 @@ class VirtualEnsemble:
         self.engine.load_state_dict(state_dict["engine"])
         # Now that it is known whether replicas differ:
         self.replicas.row_optimizer.fit(self.replicas.num_distinct)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        check_keys("state_dict", state, ("engine", "model", "param_groups", "row_optimizer"))
+        self.engine.check_state_dict(state["engine"])
+        own = self.model.state_dict()
+        check_keys("state_dict model", state["model"], own)
+        if unknown := sorted(set(state["model"]) - set(own)):
+            raise ValueError(
+                f"state_dict model must be of this model, which has no {', '.join(unknown)}: build the model "
+                "that it was saved with"
+            )
+        for name, value in own.items():
+            if isinstance(value, Tensor):
+                check_tensors(f"state_dict model {name}", [state["model"][name]], [value], _is_alike)
+        self._check_optimizer(state["param_groups"], state["row_optimizer"])
+
+    def _check_optimizer(self, groups: Any, row_optimizer: Any) -> None:
+        own = self.engine.optimizer.param_groups
+        if not isinstance(groups, (list, tuple)) or len(groups) != len(own):
+            got = len(groups) if isinstance(groups, (list, tuple)) else repr(groups)
+            raise ValueError(f"state_dict param_groups must be {len(own)} parameter groups, got {got}")
+        check_keys("state_dict row_optimizer", row_optimizer, ("moments", "num_updates"))
+        check_counts("state_dict row_optimizer", row_optimizer, ("num_updates",))
+        moments = row_optimizer["moments"]
+        if not isinstance(moments, (list, tuple)) or len(moments) != len(own):
+            raise ValueError(f"state_dict moments must be of {len(own)} parameter groups, got {moments!r}")
+        names = {"momentum_buffer"} if isinstance(self.engine.optimizer, SGD) else {"exp_avg", "exp_avg_sq"}
+        for saved, group, here, matrix in zip(groups, own, moments, self.replicas.rows.matrices, strict=True):
+            check_keys("state_dict param_groups", saved, [name for name in ("lr", "betas") if name in group])
+            check_keys("state_dict moments", here, ())
+            if here and set(here) != names:
+                raise ValueError(
+                    f"state_dict moments must be those of {type(self.engine.optimizer).__name__}, "
+                    f"{sorted(names)}, got {sorted(here)}: build the optimizer that it was saved with"
+                )
+            for name, value in here.items():
+                check_tensors(f"state_dict moments {name}", [value], [matrix], _has_rows_of)
+
+
+def _is_alike(saved: Tensor, here: Tensor) -> bool:
+    return saved.shape == here.shape
+
+
+def _has_rows_of(saved: Tensor, here: Tensor) -> bool:
+    return saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]

@@ -277,6 +277,7 @@ class RankTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :class:`Trainer`."""
+        self.engine.check_state_dict(state["engine"])  # before anything changes
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.engine.load_state_dict(state["engine"])

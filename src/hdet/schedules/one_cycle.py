@@ -23,7 +23,7 @@ from hdet.core.controller import Controller
 from hdet.core.decay import equation8
 from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
-from hdet.ensemble.state import require_keys
+from hdet.ensemble.state import check_keys
 from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import HdetWarning
 from hdet.explore import LearningRate
@@ -262,9 +262,11 @@ class OneCycleAutoLR(OneCycleLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a checkpoint, also one of a plain OneCycleLR or of another number of replicas."""
-        require_keys(state_dict, ["last_epoch"], "hdet.OneCycleAutoLR")
+        check_keys("state_dict", state_dict, ["last_epoch"])
         state = dict(state_dict)
         ensemble = state.pop("ensemble", None)
+        if ensemble is not None:
+            self.ensemble.check_state_dict(ensemble)  # before anything changes
         super().load_state_dict(state)
         if ensemble is not None:
             self.ensemble.load_state_dict(ensemble)
