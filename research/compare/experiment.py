@@ -78,12 +78,13 @@ def compare(
         raise ValueError(f"seeds and starts must hold at least one each, got {seeds} and {starts}")
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
-        METHODS[method].require()
     bases: list[tuple[Record, float]] = []  # and the task's own learning rate
     for entry in tasks:
         name, options = (entry, {}) if isinstance(entry, str) else entry
         task = load_task(name, options)
         length = require_count("steps", task.num_steps if steps is None else steps)
+        for method in methods:  # before anything runs
+            METHODS[method].require(length)
         for optimizer in optimizers:
             require_choice("optimizers", optimizer, ("adamw", "sgd"))
             values = (name, dict(options), optimizer, length, require_count("replicas", replicas))

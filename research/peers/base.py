@@ -123,6 +123,7 @@ class Method:
         uses_start: whether anything depends on the starting learning rate.
         is_default: whether a comparison has it that names no methods.
         runs_here: whether it trains in this process, and so can be timed step by step.
+        least_steps: the shortest run that it can train.
     """
 
     name: str
@@ -134,11 +135,17 @@ class Method:
     uses_start: bool = True
     is_default: bool = True
     runs_here: bool = True
+    least_steps: int = 1
 
-    def require(self) -> None:
-        """Raise if the package that it needs is missing."""
+    def require(self, steps: int | None = None) -> None:
+        """Raise if the package that it needs is missing, or if a run has too few steps for it."""
         if self.package is not None:
             load_package(self.package, self.extra)
+        if steps is not None and steps < self.least_steps:
+            raise ValueError(
+                f"steps must be at least {self.least_steps} for {self.name}, got {steps}: train longer, or "
+                "leave it out of --methods"
+            )
 
     def train(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.auto import AutoLR
+from hdet.core.lr_search import LEAST_STEPS
 from hdet.errors import NotFiniteError
 from hdet.find import find_lr
 from hdet.run.folder import RunFolder
@@ -55,7 +56,9 @@ def _find(job: Job) -> Trained:
 
 
 def _method(name: str, description: str, **settings: Any) -> Method:
-    return Method(name=name, description=description, run=partial(_run, find=False, **settings))
+    return Method(
+        name=name, description=description, run=partial(_run, find=False, **settings), least_steps=26
+    )
 
 
 METHODS = (
@@ -74,5 +77,6 @@ METHODS = (
         name="hdet_find",
         description="hdet.find_lr, then hdet.AutoLR with what it found: 40 % warmup, and the tail",
         run=_find,
+        least_steps=LEAST_STEPS,
     ),
 )

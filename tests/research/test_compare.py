@@ -17,6 +17,7 @@ from research.compare import compare, ledger, read_comparison, table
 from research.compare.page import _charts, build_comparison
 from research.compare.summary import Comparison
 from research.peers import METHODS
+from research.peers.base import Method
 from research.peers.grid import lr_at
 
 TINY = ("quadratic", {"size": 8})
@@ -286,7 +287,8 @@ def test_bad_arguments_are_named_before_anything_runs(tmp_path, monkeypatch):
         read_comparison([tmp_path])
 
 
-def test_a_method_that_cannot_run_says_which(tmp_path):
+def test_a_method_that_cannot_run_says_which(tmp_path, monkeypatch):
+    monkeypatch.setattr(Method, "require", lambda *_: None)  # somebody's method that fails only when it runs
     with pytest.raises(HdetError, match="method 'hdet_find' cannot run: total_steps must be"):
         compare([TINY], **settings(methods=("hdet_find",), seeds=1), folder=tmp_path)
     assert ledger.read_ledger(tmp_path / "compare.jsonl")  # the sweep is kept
@@ -347,3 +349,11 @@ def test_the_command_refuses_what_it_does_not_know(hdet_compare):
     ):
         _, err = hdet_compare(*QUICK, *arguments, expect=2)
         assert message in err
+
+
+def test_what_cannot_run_is_refused_before_the_rest_runs(tmp_path):
+    for method, least in (("hdet_find", 50), ("hdet_log", 26), ("hdet_paper", 26)):
+        with pytest.raises(ValueError, match=f"steps must be at least {least} for {method}, got {least - 1}"):
+            compare([TINY], methods=["plain_linear", method], steps=least - 1, folder=tmp_path / "none")
+        METHODS[method].require(least)
+    assert not (tmp_path / "none").exists()

@@ -131,7 +131,10 @@ def numbers(flag: str, text: str) -> list[float]:
 
 _FLAGS = {
     "bandwidth_bytes_per_second": "--bandwidth",
+    "high": "--high",
+    "low": "--low",
     "num_jobs": "--jobs",
+    "per_decade": "--per-decade",
     "studies": "--study",
     "total_steps": "--steps",
 }

@@ -55,7 +55,9 @@ def sweep(
         if lrs:
             grid = sorted(numbers("--lrs", lrs))
         else:
-            grid = log_grid(low or middle / 100, high or middle * 100, per_decade)
+            grid = log_grid(
+                middle / 100 if low is None else low, middle * 100 if high is None else high, per_decade
+            )
         config = RunConfig(
             task=task,
             task_options=options,

@@ -19,6 +19,7 @@ from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.run.config import RunConfig
+from hdet.run.memory import memory_of, require_memory
 from hdet.tasks.task import Task
 from hdet.telemetry import RecordSink
 
@@ -156,6 +157,7 @@ class VirtualTrainer:
     ) -> None:
         self._task, self._config, self._device = task, config, torch.device(device)
         self.model = task.build_model(config.seed).to(self._device)
+        require_memory(config, self.model, memory_of(self._device))
         optimizer = build_optimizer(config, task.parameter_groups(self.model))
         self.found = None
         if searches:

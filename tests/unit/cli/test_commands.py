@@ -111,8 +111,24 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
     assert "must be the folder of a run" in err
     _, err = hdet("sweep", "--task", "quadratic", "--lrs", "abc", expect=2)
     assert "--lrs must be numbers with commas between them, got 'abc'" in err
+    for arguments, message in (
+        (["--low", "0"], "--low must be a number above 0, got 0.0"),
+        (["--low", "1", "--high", "0"], "--high must be a number of at least 1, got 0.0"),
+        (["--per-decade", "0"], "--per-decade must be an integer of at least 1, got 0"),
+    ):
+        _, err = hdet("sweep", "--task", "quadratic", *arguments, expect=2)
+        assert message in err
     _, err = hdet("report", "nowhere", expect=2)
     assert "nowhere" in err
+
+
+def test_replicas_that_do_not_fit_into_memory_are_refused(hdet, tmp_path):
+    for more in ([], ["--find"], ["--optimizer", "sgd"]):
+        _, err = hdet("run", *QUICK, "--option", "size=1000000", "--replicas", "100000", *more, expect=2)
+        size = 800 if "sgd" in more else 1.2e3
+        assert "replicas must fit into memory, got 100000: their parameters and the moments of" in err
+        assert f"take about {size:.3g} GB, and there are" in err
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_diverges_exits_with_one_and_is_never_silent(hdet, tmp_path):
