@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-__all__ = ["chosen_device", "in_ranks", "is_rank", "launch"]
+__all__ = ["chosen_device", "hears_signals", "in_ranks", "is_launched", "is_rank", "launch"]
 
 
 def is_rank() -> bool:
@@ -21,8 +23,19 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(arguments: Sequence[str], num_processes: int) -> int:
-    """Start this command on every rank of this machine and wait; the exit code of torchrun."""
+_PIDS = "HDET_RANK_PIDS"
+"""Names the folder in which ranks that :func:`launch` has started leave their process ids."""
+
+
+def launch(arguments: Sequence[str], num_processes: int) -> tuple[int, bool]:
+    """Start this command on every rank of this machine and wait.
+
+    A Ctrl-C is passed on to the ranks, not to torchrun, which would end them with a traceback. A second one
+    ends everything at once.
+
+    Returns:
+        The exit code of torchrun, and whether a stop was asked for.
+    """
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(num_processes), "-m", "hdet", *arguments),
@@ -31,18 +44,51 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     # Ranks that torchrun starts again must not read what those before left in its store (pytorch#135712).
     environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    # In a session of its own a Ctrl-C reaches this process alone, which passes it on once: the ranks save.
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-
-    def forward(number: int, _: object) -> None:
-        process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: asked.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        return process.wait()
+        with tempfile.TemporaryDirectory() as folder:
+            # In a session of its own a Ctrl-C of the terminal reaches this process alone.
+            process = subprocess.Popen(command, env=environment | {_PIDS: folder}, start_new_session=True)
+            return _wait(process, Path(folder), num_processes, asked), bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path, num_processes: int, asked: list[int]) -> int:
+    num_sent = 0
+    while True:
+        try:
+            return process.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            ranks = [int(file.name) for file in folder.iterdir()]
+        if num_sent == 0 and asked and len(ranks) == num_processes:  # before, they could not hear it
+            _send(ranks, asked[0])
+            num_sent = 1
+        elif len(asked) > 1:
+            process.kill()
+            _send(ranks, signal.SIGKILL)
+
+
+def _send(processes: Sequence[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def is_launched() -> bool:
+    """Whether :func:`launch` has started this rank. It reads the result, so exit codes are not needed."""
+    return is_rank() and _PIDS in os.environ
+
+
+def hears_signals() -> None:
+    """Tell who has launched this rank that it handles signals now."""
+    if is_launched():
+        (Path(os.environ[_PIDS]) / str(os.getpid())).touch()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
@@ -74,10 +75,16 @@ class Screen:
         if self.is_json:
             print(json.dumps(data), flush=True)
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether there is a terminal for a bar."""
+        return self.console.is_terminal and not self.console.quiet
+
     @contextmanager
     def progress(self, total: int, label: str, *, shows_loss: bool = True) -> Iterator[_Bar]:
         """A live bar on a terminal, nothing elsewhere."""
         columns: list[ProgressColumn] = [
+            SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -86,7 +93,7 @@ class Screen:
         if shows_loss:
             columns.append(TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}"))
         columns.append(TimeRemainingColumn())
-        is_shown = self.console.is_terminal and not self.console.quiet
+        is_shown = self.shows_progress
         with Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
             task = progress.add_task(label, total=total, loss="-", lr="-")
             yield _Bar(progress, task)
@@ -95,6 +102,10 @@ class Screen:
 class _Bar:
     def __init__(self, progress: Progress, task: Any) -> None:
         self._progress, self._task = progress, task
+
+    def begin(self, label: str) -> None:
+        """The next phase, from zero on."""
+        self._progress.reset(self._task, description=label)
 
     def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
         self._progress.update(self._task, completed=completed, loss=number(loss), lr=number(lr))
@@ -143,7 +154,7 @@ _FLAGS = {
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn the errors of bad input into one line and exit code 2."""
+    """Turn the errors of bad input into one line and exit code 2, and Ctrl-C into one and 130."""
     try:
         yield
     except (ValueError, TypeError, OSError, HdetError) as error:
@@ -153,3 +164,6 @@ def usage_errors() -> Iterator[None]:
         first, space, rest = str(error).partition(" ")
         print(f"hdet: {kind}{_FLAGS.get(first, first)}{space}{rest}", file=sys.stderr)
         raise typer.Exit(Exit.USAGE) from None
+    except KeyboardInterrupt:
+        print("hdet: stopped", file=sys.stderr)
+        raise typer.Exit(Exit.STOPPED) from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.table import Table
 
-from hdet.cli.launch import chosen_device, in_ranks, is_rank, launch
+from hdet.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
 from hdet.cli.options import Tracker
 from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.report import write_report
@@ -49,7 +49,7 @@ def train_and_report(
     trackers: list[Tracker],
     device: str,
     task: Task | None = None,
-    create: Callable[[], None] = lambda: None,
+    create: Callable[[], None] | None = None,
 ) -> None:
     """Train the run of a folder, write its report, and exit with the code that its end asks for.
 
@@ -61,10 +61,11 @@ def train_and_report(
         trackers: where records go as well.
         device: ``auto``, or what torch calls it.
         task: the task of ``config``, if it is built already.
-        create: makes the folder; rank zero calls it once training can begin.
+        create: makes the folder of a new run; rank zero calls it once training can begin.
     """
     if config.engine == "torchrun" and not is_rank():
-        raise typer.Exit(_launch(config, path, screen, trackers, device))
+        raise typer.Exit(_launch(config, path, screen, trackers, device, is_new=create is not None))
+    search = _Search(is_on=config.find and not resume)
     with usage_errors(), in_ranks(path) as shared:
         assert shared is not None
         folder = RunFolder(shared)
@@ -75,45 +76,88 @@ def train_and_report(
                 f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
                 f"controller {config.controller}"
             )
-            if config.find:
-                screen.say("finding the learning rate ...")
-            elif config.steps < LEAST_STEPS:
+            if search.is_on and not screen.shows_progress:
+                screen.say("searching for the learning rate ...")
+            elif not search.is_on and config.steps < LEAST_STEPS:
                 screen.say(f"no search for the learning rate: it needs {LEAST_STEPS} steps at least")
-        sinks = Tee(*(_sinks(trackers, folder, config) if is_main else []))
-        with (
-            contextlib.closing(sinks),
-            stop_on_signal(insist=not is_rank()) as should_stop,
-            screen.progress(config.steps, "training") as bar,
-        ):
-            result = run_training(
-                config,
-                folder,
-                resume=resume,
-                sinks=[sinks],
-                on_found=lambda found: screen.say(str(found)),
-                on_note=screen.say,
-                on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
-                should_stop=should_stop,
-                task=task,
-                device=chosen_device(device),
-                on_ready=create if is_main else lambda: None,
-            )
+        files = _files(folder.path)
+        label = "searching for the learning rate" if search.is_on else "training"
+        try:
+            with (
+                contextlib.closing(Tee(*(_sinks(trackers, folder, config) if is_main else []))) as sinks,
+                stop_on_signal(insist=not is_rank(), ends_at_once=search.ends) as should_stop,
+                screen.progress(config.steps, label) as bar,
+            ):
+                hears_signals()
+
+                def begin() -> None:
+                    search.is_on = False
+                    bar.begin("training")
+                    if is_main and create is not None:
+                        create()
+
+                result = run_training(
+                    config,
+                    folder,
+                    resume=resume,
+                    sinks=[sinks],
+                    on_found=lambda found: screen.say(str(found)),
+                    on_note=screen.say,
+                    on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
+                    should_stop=should_stop,
+                    task=task,
+                    device=chosen_device(device),
+                    on_ready=begin,
+                )
+        except BaseException:
+            # Ranks that another one leaves raise what they like.
+            if not search.has_ended:
+                raise
+            if is_main:  # a tracker may have begun
+                for file in _files(folder.path) - files:
+                    shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(missing_ok=True)
+            screen.say("stopped while searching for the learning rate: nothing was trained")
+            screen.give({"status": "stopped", "steps": 0})
+            raise typer.Exit(Exit.OK if is_launched() else Exit.STOPPED) from None
     if is_main:
         _conclude(result, folder, screen)
-    raise typer.Exit(Exit.of(result.status))
+    raise typer.Exit(Exit.OK if is_launched() else Exit.of(result.status))
 
 
-def _launch(config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str) -> int:
+def _files(folder: Path) -> set[Path]:
+    """The folder and what is in it."""
+    return {folder, *folder.iterdir()} if folder.is_dir() else set()
+
+
+class _Search:
+    """Whether the search before the run is under way, and whether a signal has ended it."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on, self.has_ended = is_on, False
+
+    def ends(self) -> bool:
+        """A signal has come."""
+        self.has_ended = self.has_ended or self.is_on
+        return self.is_on
+
+
+def _launch(
+    config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str, *, is_new: bool
+) -> int:
     """One process per replica, each of which goes on with (or begins) the run in the folder."""
     arguments = ["resume", str(path), "--device", device]
     arguments += [f"--track={tracker.value}" for tracker in trackers]
     arguments += ["--json"] * screen.is_json + ["--quiet"] * screen.console.quiet
-    code = launch(arguments, config.replicas)
-    try:
-        status = json.loads(RunFolder(path).result.read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return code or Exit.FAILED
-    return code if status == "finished" else Exit.of(status)
+    code, is_stopped = launch(arguments, config.replicas)
+    folder = RunFolder(path)
+    result = folder.read_result()
+    if is_stopped and is_new and result is None and not folder.has_checkpoint:  # nothing was trained
+        folder.remove_run()
+        with contextlib.suppress(OSError):  # there is something else in it
+            path.rmdir()
+    if is_stopped and (code or result is None):
+        return Exit.STOPPED
+    return code or (Exit.FAILED if result is None else Exit.of(result["status"]))
 
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:

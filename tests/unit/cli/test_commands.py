@@ -229,6 +229,46 @@ def test_ctrl_c_saves_and_resume_ends_where_the_whole_run_does(hdet, tmp_path):
     assert json.loads(resumed)["final_loss"] == json.loads(whole)["final_loss"]
 
 
+def wait_for(process, stream, words):
+    """Read what a process says until these words come."""
+    said = ""
+    while words not in said:
+        line = stream.readline()
+        assert line, process.stderr.read()
+        said += line
+    return said
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("engine", ["virtual", "torchrun"])
+def test_ctrl_c_during_the_search_leaves_nothing(tmp_path, engine):
+    command = ["hdet", "run", "--task", "feed", "--steps", "20000", "--replicas", "2", "--engine", engine]
+    process = start([*command, "--out", "here", "--track", "tensorboard"], tmp_path)
+    wait_for(process, process.stdout, "searching for the learning rate ...")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "stopped while searching for the learning rate: nothing was trained" in out
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_under_torchrun_saves_without_a_traceback(hdet, tmp_path):
+    arguments = [*QUICK, "--steps", "100000", "--no-find", "--engine", "torchrun", "--evaluate-every", "100"]
+    process = start(["hdet", "run", *arguments, "--out", "parts", "--json"], tmp_path)
+    while not list((tmp_path / "parts").glob("checkpoints/*.pt")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert json.loads(out)["status"] == "stopped"
+    assert "Traceback" not in out + err
+    assert "go on with: hdet resume parts" in err
+
+
 @pytest.mark.timeout(200)
 def test_torchrun_engine_and_torchrun_itself_give_the_same(hdet, tmp_path):
     arguments = [*QUICK, "--json"]

@@ -12,9 +12,9 @@ def test_ranks_do_not_share_the_store_of_torchrun(monkeypatch):
         def __init__(self, command, env, **_):
             seen.update(env)
 
-        def wait(self):
+        def wait(self, timeout):
             return 0
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    assert launch.launch(["resume", "here"], 2) == 0
+    assert launch.launch(["resume", "here"], 2) == (0, False)
     assert seen["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
