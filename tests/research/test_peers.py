@@ -55,7 +55,7 @@ def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_ste
     outcome = train(name, task, lr, kind)
     budget = STEPS * REPLICAS
     if name == "hdet_find":  # several trials see the same batches
-        assert 0.5 * budget < CountingQuadratic.taken <= budget
+        assert 0.5 * budget < CountingQuadratic.taken <= budget + 4 * REPLICAS  # and a probe
     elif name != "best_of_sweep":
         assert CountingQuadratic.taken == budget
     assert math.isfinite(outcome.final_loss)

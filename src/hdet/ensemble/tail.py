@@ -135,6 +135,7 @@ class Tail:
     def _fits(self, saved: Tensor, weights: Tensor) -> bool:
         """Whether the shapes are equal; of virtual replicas there may be another number of rows."""
         has_rows = hasattr(self._replicas, "num_distinct")
+        saved = from_saved(saved)
         return saved.shape == weights.shape or (
             has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == weights.shape[1]
         )

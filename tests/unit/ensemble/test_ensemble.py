@@ -694,21 +694,6 @@ def test_after_close_nothing_can_be_done() -> None:
     assert ensemble.num_steps == 1
 
 
-@pytest.mark.parametrize("state", [{}, {"model": 1}, None])
-def test_a_state_that_is_none_is_named(state: Any) -> None:
-    optimizer, ensemble = make()
-    with pytest.raises(
-        (TypeError, ValueError), match=r"state_dict must be what state_dict\(\) of an hdet.Ensemble"
-    ):
-        ensemble.load_state_dict(state)
-    ensemble.close()
-    scheduler = hdet.OneCycleAutoLR(optimizer, 0.1, total_steps=50, cycle_momentum=False)
-    with pytest.raises(
-        (TypeError, ValueError), match=r"state_dict must be what .* hdet.OneCycleAutoLR returned"
-    ):
-        scheduler.load_state_dict(state)
-
-
 def test_a_probe_that_returns_no_number_is_named() -> None:
     optimizer, ensemble = make(probe=lambda: "low", sync_every=1)
     optimizer.step()

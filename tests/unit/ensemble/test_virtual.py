@@ -493,12 +493,3 @@ def test_a_probe_that_returns_no_number_is_named() -> None:
     ensemble = build(nn.Linear(3, 2), sync_every=1, probe=lambda m: "low")
     with pytest.raises(TypeError, match="probe must return a tensor with one element or a number, got 'low'"):
         ensemble.step(torch.ones(5, 3))
-
-
-@pytest.mark.parametrize("state", [{}, {"engine": {}}, None])
-def test_a_state_that_is_none_is_named(state: Any) -> None:
-    ensemble = build(nn.Linear(3, 2))
-    with pytest.raises(
-        (TypeError, ValueError), match=r"state_dict must be what .* hdet.VirtualEnsemble returned"
-    ):
-        ensemble.load_state_dict(state)
