@@ -23,7 +23,7 @@ $(DEV_STAMP): $(STAMP)
 	@touch $@
 
 run: $(STAMP)    ## Train a feed ranker on 8 virtual replicas from a learning rate 10x too low.
-	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111
+	$(BIN)/hdet run --task feed --lr 5e-4
 
 test: lint       ## Lint, type-check and run every test.
 	$(BIN)/pytest
@@ -48,7 +48,7 @@ browser:         ## Install the browser in which the report is tested (Debian an
 	apt-get update -qq && apt-get install -y -qq chromium
 
 picture: $(DEV_STAMP) ## Make the README's picture of a report again.
-	$(BIN)/hdet run --task feed --lr 5e-4 --spread 0.111 --name "feed, started 10x too low" --out runs/picture --overwrite
+	$(BIN)/hdet run --task feed --lr 5e-4 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
 
 reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
