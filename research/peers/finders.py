@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -37,11 +36,10 @@ def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
 def _find(job: Job) -> Trained:
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
-    streams = [job.task.train_batches(seed=job.seed, replica=r) for r in range(job.num_replicas)]
     found = find_lr(
         model,
         optimizer,
-        ([next(stream) for stream in streams] for _ in itertools.count()),
+        job.batches(),
         job.task.loss,
         total_steps=job.steps,
         clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,

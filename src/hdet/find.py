@@ -37,7 +37,7 @@ from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import scalar_of
-from hdet.replicas.rows import join, size_of, split
+from hdet.replicas.rows import size_of, split
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.supported import require_supported
@@ -175,8 +175,7 @@ def find_lr(
     Args:
         model: what is trained, bare or in DistributedDataParallel, compiled or not.
         optimizer: its learning rates are where the search starts. All groups are scaled together.
-        batches: training batches, of this rank. A list within it holds the batches that several virtual
-            replicas take in one step.
+        batches: training batches, of this rank, such as a DataLoader. Their first dimension holds examples.
         loss: ``loss(model, batch)``, a scalar tensor.
         total_steps: length of the run in optimizer steps.
         probe: one held-out batch, the same on every rank, that trials are scored on. Without it the first few
@@ -264,16 +263,13 @@ class _Search:
         self._modes = [(module, module.training) for module in model.modules()]
         self._save_point = RankSavePoint(optimizer, model, on_cpu=False)
         self._batches = _endless(batches)
-        self._ahead = [next(self._batches)]  # tells how many virtual replicas there are
-        first = self._ahead[0]
-        self._num_virtual = len(first) if isinstance(first, list) else 1
-        num_replicas = group.count * self._num_virtual
+        self._ahead = [next(self._batches)]  # its size tells how many trials there can be
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
-        smallest = int(min(self._of_all(float(_least_size_of(first)))))
-        self._num_parts = num_parts(num_replicas, smallest // self._least_size)
-        self._sizes = lengths(total_steps, num_replicas * self._num_parts)
-        taken = [probe] if probe is not None else [self._next_joint() for _ in range(_PROBE_STEPS)]
+        smallest = int(min(self._of_all(float(size_of(self._ahead[0])))))
+        self._num_parts = num_parts(group.count, smallest // self._least_size)
+        self._sizes = lengths(total_steps, group.count * self._num_parts)
+        taken = [probe] if probe is not None else [self._next() for _ in range(_PROBE_STEPS)]
         self._probe, self._num_bad = taken, 0
 
     def put_back(self) -> None:
@@ -349,7 +345,7 @@ class _Search:
             if ramp.low_step == step:
                 _copy_all(weights, self._tensors)
             if not ramp.is_over:
-                if math.isfinite(self._backward(self._next_joint(), is_joint=True)):
+                if math.isfinite(self._backward(self._next(), is_joint=True)):
                     self._optimizer.step()
                 else:  # the probe was finite with these weights
                     self._num_bad += 1
@@ -357,7 +353,7 @@ class _Search:
 
     def _trials(self, lead: float, weights: Sequence[Tensor], num_steps: int) -> list[Trial]:
         """From these weights, one trial for each factor, each on its own part of the batches."""
-        num_here = self._num_virtual * self._num_parts
+        num_here = self._num_parts
         num_places = self._group.count * num_here
         factors = trial_factors(lead, num_places * self._sizes.num_turns)
         _copy_all(self._tensors, weights)
@@ -382,12 +378,11 @@ class _Search:
 
     def _next_parts(self) -> list[Any]:
         """One batch for each trial that is made here at the same time."""
-        step = self._next()
+        batch = self._next()
         if self._num_parts > 1:
-            while _least_size_of(step) < self._num_parts * self._least_size:  # the last one of an epoch
-                step = self._next()
-        batches = step if isinstance(step, list) else [step]
-        return [part for batch in batches for part in split(batch, self._num_parts)]
+            while size_of(batch) < self._num_parts * self._least_size:  # the last one of an epoch
+                batch = self._next()
+        return split(batch, self._num_parts)
 
     def _trial(self, factor: float, weights: Sequence[Tensor], batches: Sequence[Any]) -> float | None:
         """The score after a miniature of the schedule."""
@@ -476,9 +471,6 @@ class _Search:
     def _next(self) -> Any:
         return self._ahead.pop() if self._ahead else next(self._batches)
 
-    def _next_joint(self) -> Any:
-        return _joined(self._next())
-
 
 def _endless(batches: Iterable[Any]) -> Iterator[Any]:
     while True:
@@ -515,14 +507,6 @@ def _put_fields(group: dict[str, Any], fields: dict[str, Any]) -> None:
             group[name].copy_(value)
         else:
             group[name] = value
-
-
-def _least_size_of(step: Any) -> int:
-    return min(size_of(batch) for batch in (step if isinstance(step, list) else [step]))
-
-
-def _joined(step: Any) -> Any:
-    return join(step) if isinstance(step, list) else step
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ def streams_of(task: Task) -> list[Any]:
 
 def found_for(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> hdet.FoundLR:
     streams = streams_of(task)
-    batches = ([next(stream) for stream in streams] for _ in itertools.count())
+    batches = (join([next(stream) for stream in streams]) for _ in itertools.count())
     return hdet.find_lr(model, optimizer, batches, task.loss, total_steps=STEPS, probe=task.probe_batch())
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.replicas.rows import join
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 
@@ -183,24 +184,23 @@ def _on_rank(rank, wrapped, clip_norm, has_probe=True):
     )
 
 
-@pytest.mark.parametrize("count", [2, 6])
-def test_ranks_find_what_virtual_replicas_find(count):
+@pytest.mark.parametrize("count", [2, 8])
+def test_ranks_find_what_one_process_finds_on_all_their_batches(count):
     ranks = run_replicas(_on_rank, count, count == 2, 1.0)
     assert all(found == ranks[0] for found in ranks)
     net = Net()
-    steps = ([batch(replica, step) for replica in range(count)] for step in itertools.count())
-    virtual = hdet.find_lr(
+    alone = hdet.find_lr(
         net,
         torch.optim.AdamW(net.parameters(), lr=1e-4),
-        steps,
+        (join([batch(replica, step) for replica in range(count)]) for step in itertools.count()),
         loss_of,
         total_steps=400,
         probe=batch(99, 0),
         clip_norm=1.0,
     )
-    assert ranks[0].lr == pytest.approx(virtual.lr, rel=1e-6)
-    assert ranks[0].num_steps == virtual.num_steps
-    for (lr, score), (same_lr, same_score) in zip(ranks[0].trials, virtual.trials, strict=True):
+    assert ranks[0].lr == pytest.approx(alone.lr, rel=1e-6)
+    assert ranks[0].num_steps == alone.num_steps
+    for (lr, score), (same_lr, same_score) in zip(ranks[0].trials, alone.trials, strict=True):
         assert lr == pytest.approx(same_lr)
         assert score == pytest.approx(same_score, rel=1e-6)
 
@@ -228,6 +228,18 @@ def test_a_batch_is_split_into_parts_with_a_trial_on_each():
     assert len(found.trials) == 8
     assert set(seen) == {size, size // 8, 3}
     assert found.num_steps < 0.2 * 400
+
+
+def test_a_list_of_inputs_and_targets_is_one_batch():
+    """As a DataLoader gives them by default."""
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    pairs = [batch(0, step) for step in range(40)]
+    lists, tuples = (
+        hdet.find_lr(net, optimizer, [kind(pair) for pair in pairs], loss_of, total_steps=400)
+        for kind in (list, tuple)
+    )
+    assert lists == tuples
 
 
 def test_a_batch_that_cannot_be_split_gets_fewer_trials_in_turns():

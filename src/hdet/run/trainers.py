@@ -18,6 +18,7 @@ from hdet.auto import settings_of
 from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
+from hdet.replicas.rows import join
 from hdet.run.config import RunConfig
 from hdet.run.memory import memory_of, require_memory
 from hdet.tasks.task import Task
@@ -162,7 +163,7 @@ class VirtualTrainer:
         self.found = None
         if searches:
             streams = self._open_streams(0)
-            batches = (self._batches(streams) for _ in itertools.count())
+            batches = (join(self._batches(streams)) for _ in itertools.count())
             self.found = _find(task, config, self.model, optimizer, batches, self._device)
         has_static = bool({"dropout", "attention_temperature", "label_smoothing"} & set(config.explore))
         probe_batch = to_device(self._device, task.probe_batch()) if config.probe else None
