@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray soak lint bench browser picture reproduce reproduce-quick zoo clean
+.PHONY: help install run test test-ray test-integrations soak lint bench browser picture reproduce reproduce-quick zoo clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -37,6 +37,10 @@ lint: $(DEV_STAMP) ## Lint, format check, type check, import layers.
 test-ray: $(DEV_STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
 	$(PIP) -e '.[ray]'
 	$(BIN)/pytest tests/research/test_pbt_ray.py
+
+test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. A few minutes.
+	$(PIP) torch -e '.[lightning]'
+	$(BIN)/pytest tests/integrations
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
 	$(BIN)/python -m tests.soak

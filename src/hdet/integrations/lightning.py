@@ -1,0 +1,304 @@
+"""LearningRateSearch: a callback of Lightning that finds the learning rate, and then trains with it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hdet.auto import AutoLR
+from hdet.errors import HdetError
+from hdet.find import FoundLR, find_lr
+from hdet.integrations.attributes import attributes_put_back
+from hdet.telemetry import RecordSink
+
+__all__ = ["LearningRateSearch"]
+
+_log = logging.getLogger(__name__)
+
+_NOT_THE_FIRST = 1
+"""``batch_idx`` in a trial. Some modules do more at the first batch, or at every hundredth."""
+
+
+def _callback_class() -> Any:
+    try:
+        return importlib.import_module("lightning.pytorch.callbacks").Callback
+    except ModuleNotFoundError:
+        return object
+
+
+_Callback = _callback_class()
+
+
+class LearningRateSearch(_Callback):
+    """Finds the learning rate by :func:`hdet.find_lr` as ``fit`` begins, and trains by :class:`hdet.AutoLR`.
+
+    Return only the optimizer from ``configure_optimizers``: its learning rate is where the search starts.
+    Trials run ``training_step`` on the bare module. Logs, metrics, checkpoints and other callbacks see
+    nothing of them, and random numbers and data come as they would without them. The weights after the last
+    step are the mean over the last ones. Checkpoints hold what was found, so that a run that goes on from
+    ``ckpt_path`` does not search again.
+
+    Args:
+        sync_every: steps between looks of the guard; None for a good number.
+        records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
+
+    .. code-block:: python
+
+        trainer = lightning.Trainer(max_epochs=10, callbacks=[LearningRateSearch()])
+        trainer.fit(module, loader)
+    """
+
+    def __init__(self, *, sync_every: int | None = None, records: RecordSink | None = None) -> None:
+        if _Callback is object:
+            raise HdetError("LearningRateSearch needs lightning: pip install 'hdet[lightning]'")
+        super().__init__()
+        self.found: FoundLR | None = None
+        """What the search has found. None before it."""
+        self.auto: AutoLR | None = None
+        """What trains. None before ``fit`` has begun."""
+        self._sync_every, self._records = sync_every, records
+        self._saved: dict[str, Any] | None = None
+        self._has_stepped, self._may_converge, self._scale = False, True, None
+
+    # --- the beginning -------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget an earlier run."""
+        if stage == "fit":
+            self.found = self.auto = self._saved = self._scale = None
+            self._has_stepped, self._may_converge = False, True
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Raise for what cannot work, before anything has run."""
+        _check(trainer, pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Search, unless a checkpoint was loaded."""
+        if trainer.fast_dev_run:
+            _log.info("fast_dev_run: the learning rate is not searched for, and has no schedule")
+            return
+        total_steps = trainer.estimated_stepping_batches
+        if not 0 < total_steps < math.inf:
+            raise HdetError(
+                "the length of the run must be known, but trainer.estimated_stepping_batches is "
+                f"{total_steps}: pass Trainer(max_steps=...)"
+            )
+        optimizer = trainer.optimizers[0]
+        if self._saved is None:
+            if trainer.global_step:
+                raise HdetError(
+                    f"LearningRateSearch must be there from the first step, but the run is at step "
+                    f"{trainer.global_step} without its state: load only the weights of this checkpoint, and "
+                    "fit with a new Trainer, without ckpt_path"
+                )
+            self.found = _search(trainer, pl_module, int(total_steps))
+        self.auto = AutoLR(
+            optimizer,
+            total_steps=int(total_steps),
+            model=trainer.strategy.model,
+            found=self.found if self._saved is None else None,
+            sync_every=self._sync_every,
+            records=self._records,
+        )
+        if self._saved is not None:
+            self.auto.load_state_dict(self._saved["auto"])
+        # Not trainer.global_step: it also counts steps that a gradient scaler has skipped.
+        self._hook = optimizer.register_step_post_hook(self._optimizer_stepped)
+
+    # --- every batch ---------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Note the scale of the gradients, where the optimizer hides the steps that it skips."""
+        if getattr(trainer.optimizers[0], "_step_supports_amp_scaling", False):
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            self._scale = None if scaler is None else scaler.get_scale()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take the loss, and follow the optimizer if it has stepped."""
+        if self.auto is None:
+            return
+        loss = _loss_in(outputs)
+        if loss is not None:  # Lightning has divided it
+            self.auto.observe(loss * trainer.accumulate_grad_batches)
+        self.log("lr", float(trainer.optimizers[0].param_groups[0]["lr"]))
+        if self._has_stepped:
+            self._has_stepped = False
+            is_skipped = self._scale is not None and trainer.precision_plugin.scaler.get_scale() < self._scale
+            self.auto.step(skipped=is_skipped)
+        if trainer.global_step >= (self.auto.total_steps or math.inf):
+            self.auto.finish()  # where steps were skipped: before the last validation
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._has_stepped = True
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Put the mean of the last weights in place, also where the run ends early."""
+        if self.auto is not None:
+            self.auto.finish()
+        self._may_converge = False
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Others may not come to a collective any more."""
+        self._may_converge = False
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Let go of the optimizer."""
+        if stage == "fit" and self.auto is not None:
+            self.auto.close()
+            self._hook.remove()
+
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found, and where the run stands. All ranks come here when a checkpoint is saved."""
+        if self.auto is None:
+            return self._saved or {}
+        if self._may_converge:
+            self.auto.converge()
+        found = None if self.found is None else asdict(self.found)
+        return {"found": found, "auto": self.auto.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep it until the optimizer is there too."""
+        self._saved = state_dict
+        if state_dict["found"] is not None:
+            self.found = FoundLR(**state_dict["found"])
+
+
+def _check(trainer: Any, module: Any) -> None:
+    """Raise for what cannot work, with the remedy."""
+    strategies = importlib.import_module("lightning.pytorch.strategies")
+    if not isinstance(trainer.strategy, strategies.SingleDeviceStrategy | strategies.DDPStrategy):
+        raise HdetError(
+            f"strategy must be one device or ddp, got {type(trainer.strategy).__name__}: use strategy='ddp'. "
+            "A sharded model trains with hdet.find_lr and hdet.AutoLR in a loop of your own"
+        )
+    if len(trainer.optimizers) != 1:
+        raise HdetError(
+            f"configure_optimizers must return one optimizer, got {len(trainer.optimizers)}: "
+            "hdet.JointOptimizer makes one of several that train one model"
+        )
+    if not module.automatic_optimization:
+        raise HdetError(
+            "automatic_optimization must be True, got False: training_step then steps the optimizer, so that "
+            "trials cannot be kept apart from the run. Call hdet.find_lr before fit, and hdet.AutoLR after "
+            "every optimizer.step()"
+        )
+    if trainer.lr_scheduler_configs:
+        name = type(trainer.lr_scheduler_configs[0].scheduler).__name__
+        raise HdetError(
+            f"configure_optimizers must return only the optimizer, got a {name} too: leave it out, "
+            "LearningRateSearch brings the schedule"
+        )
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+        raise HdetError(
+            "gradient_clip_algorithm must be 'norm', got 'value': the search can only clip by the norm"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise HdetError(
+            "training_step must take a batch, got dataloader_iter: a trial then has no batches of its own. "
+            "Write training_step(self, batch, batch_idx)"
+        )
+    if trainer.world_size > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
+        raise HdetError(
+            "sync_batchnorm must be off, got a SyncBatchNorm: ranks make different trials, and would wait "
+            "for each other. Use BatchNorm or GroupNorm"
+        )
+
+
+# --- the search ----------------------------------------------------------------------------------------
+
+
+def _search(trainer: Any, module: Any, total_steps: int) -> FoundLR:
+    """Find the learning rate with the module's own loss on the trainer's own batches; nothing is changed."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+
+    def loss_of(_: Any, batch: tuple[Any]) -> Tensor:
+        arguments = epoch_loop._build_kwargs(OrderedDict(), batch[0], _NOT_THE_FIRST)  # noqa: SLF001
+        with trainer.precision_plugin.train_step_context():
+            loss = _loss_in(module.training_step(*arguments.values()))
+        # None leaves the batch out. So does find_lr with a loss that is not finite.
+        return torch.tensor(math.nan, requires_grad=True) if loss is None else loss
+
+    with ExitStack() as stack:
+        stack.enter_context(importlib.import_module("lightning.pytorch.utilities.seed").isolate_rng())
+        stack.enter_context(attributes_put_back(module))
+        _silence(trainer, module, stack)
+        return find_lr(
+            module,
+            trainer.optimizers[0],
+            _Batches(trainer, module),
+            loss_of,
+            total_steps=total_steps,
+            clip_norm=trainer.gradient_clip_val or None,
+        )
+
+
+def _silence(trainer: Any, module: Any, stack: ExitStack) -> None:
+    """Until the stack is closed, nothing is logged. The module's own attributes are put back by others."""
+    dummy = importlib.import_module("lightning.pytorch.loggers.logger").DummyLogger
+    loggers, should_stop = trainer.loggers, trainer.should_stop
+
+    def speak() -> None:
+        trainer.loggers, trainer.should_stop = loggers, should_stop
+
+    stack.callback(speak)
+    trainer.loggers = [dummy() for _ in loggers]
+    for name in ("log", "log_dict"):
+        vars(module)[name] = lambda *_, **__: None
+
+
+class _Batches:
+    """The batches of this rank as training gets them. The trainer's own loader does not move.
+
+    Each batch is the only item of a tuple: to find_lr a list would be the batches of several replicas.
+    """
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self._trainer, self._module = trainer, module
+        loader = trainer.fit_loop._combined_loader  # noqa: SLF001
+        self._loader = copy.copy(loader)
+        self._loader.flattened = [_twin(part) for part in loader.flattened]
+
+    def __iter__(self) -> Iterator[tuple[Any]]:
+        for batch, _, _ in self._loader:
+            converted = self._trainer.precision_plugin.convert_input(batch)
+            ready = self._module._on_before_batch_transfer(converted, dataloader_idx=0)  # noqa: SLF001
+            yield (self._trainer.strategy.batch_to_device(ready, dataloader_idx=0),)
+
+
+def _twin(loader: Any) -> Any:
+    """A loader of the same data with its own order, generator and workers."""
+    if isinstance(loader, Iterator):
+        raise HdetError(
+            f"train_dataloader must be able to start over, got {type(loader).__name__}: return a DataLoader, "
+            "so that the search does not take batches from the run"
+        )
+    twin = copy.copy(loader)
+    if isinstance(loader, DataLoader):
+        memo = {id(loader.dataset): loader.dataset}  # the data itself is shared
+        for name in ("generator", "sampler", "batch_sampler"):
+            vars(twin)[name] = copy.deepcopy(vars(loader)[name], memo)
+        vars(twin)["_iterator"] = None  # of workers that stay
+    return twin
+
+
+def _loss_in(output: Any) -> Tensor | None:
+    """What training_step returned: the loss, a mapping that holds it, or None."""
+    return output.get("loss") if isinstance(output, Mapping) else output
