@@ -41,11 +41,8 @@ def check_arguments(
     """Raise if an argument is of the wrong kind or out of range."""
     optimizer = layers[-1]
     require_free(optimizer)
-    for i, group in enumerate(optimizer.param_groups):
-        if not group["params"]:
-            raise ValueError(
-                f"optimizer must have parameters in every group, got none in group {i}: remove the group"
-            )
+    if not any(group["params"] for group in optimizer.param_groups):  # one may be empty: frameworks make such
+        raise ValueError("optimizer must have parameters, got none in any group: build it from the model's")
     if isinstance(scheduler, Optimizer):
         raise TypeError(
             "scheduler must be a schedule such as a torch LRScheduler, got the optimizer "

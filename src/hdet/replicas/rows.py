@@ -96,7 +96,8 @@ class ModelRows:
             if len(kinds) != 1:
                 raise ValueError(
                     "optimizer groups must hold trainable parameters of one precision and device each with "
-                    f"virtual replicas, got {sorted(map(str, kinds))} in group {i}: split the group"
+                    f"virtual replicas, got {sorted(map(str, kinds))} in group {i}: "
+                    + ("split the group" if kinds else "remove the group")
                 )
             flat = torch.cat([p.detach().reshape(-1) for p in trained])
             self.matrices.append(flat.expand(num_replicas, -1).clone())
