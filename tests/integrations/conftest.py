@@ -2,4 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("lightning") else ["lightning_modules.py", "two_ranks.py"]
+collect_ignore = ["trainer_runs.py"]
+if not find_spec("lightning"):
+    collect_ignore += ["lightning_modules.py", "two_ranks.py"]

@@ -1,0 +1,288 @@
+"""HdetCallback: the learning rate of a Hugging Face Trainer, found before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hdet.auto import AutoLR
+from hdet.errors import HdetError
+from hdet.find import FoundLR, find_lr
+from hdet.integrations.accelerate import undisturbed
+from hdet.replicas.wrapped import plain_optimizer
+from hdet.telemetry import RecordSink
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    try:
+        from transformers import TrainerCallback
+    except ModuleNotFoundError:  # the class then says what to install
+        TrainerCallback = object
+
+__all__ = ["HdetCallback"]
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+_KEY = "hdet"
+"""Of our state within the scheduler's."""
+
+
+class HdetCallback(TrainerCallback):
+    """Find the learning rate when training begins, and train with it.
+
+    ``Trainer(..., callbacks=[HdetCallback()])`` is all. ``learning_rate`` of the TrainingArguments is where
+    the search starts. :class:`hdet.AutoLR` takes the place of the Trainer's schedule, so
+    ``lr_scheduler_type`` and warm-up are not used. After the last step the model holds the mean of the last
+    weights. A resumed training goes on bit for bit, without a search.
+
+    Args:
+        loss: ``loss(model, inputs)``, a scalar tensor, for a Trainer with a loss of its own; None for the
+            loss that the model returns. If it then returns none, tell the guard:
+            ``callback.auto.observe(loss)``.
+        records: takes a record of the search and of every round, such as ``hdet.Records("records.jsonl")``.
+    """
+
+    def __init__(self, *, loss: Loss | None = None, records: RecordSink | None = None) -> None:
+        if not TYPE_CHECKING and TrainerCallback is object:
+            raise HdetError("HdetCallback needs transformers: pip install 'hdet[transformers]'")
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
+        self._loss, self._records = loss, records
+        self.found: FoundLR | None = None
+        """What the search has found; from the checkpoint after a resume."""
+        self.auto: AutoLR | None = None
+        """What drives the optimizer."""
+        self._hook: Any = None
+        self._followed: _Followed | None = None
+        self._losses: list[Tensor] = []
+        self._are_shares, self._num_sharing = False, 1
+
+    # --- what the Trainer calls ----------------------------------------------------------------------
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        lr_scheduler: Any,
+        train_dataloader: Any,
+        **_: Any,
+    ) -> None:
+        """Search, or load a checkpoint, and take over the learning rate."""
+        self._let_go()
+        self._check(args, lr_scheduler)
+        bare = plain_optimizer(optimizer)
+        saved = vars(lr_scheduler).pop(_KEY, None)  # the Trainer has loaded scheduler.pt
+        if saved is None and state.global_step > 0:
+            raise HdetError(
+                f"the checkpoint of step {state.global_step} has no state of hdet: resume from one that was "
+                "saved with HdetCallback and save_only_model=False, or train without the callback"
+            )
+        if saved is None:
+            self.found = self._search(args, state, model, bare, train_dataloader)
+        else:
+            self.found = FoundLR(**saved["found"])
+        self.auto = AutoLR(
+            bare,
+            total_steps=state.max_steps,
+            model=model,
+            found=self.found if saved is None else None,
+            records=self._records,
+        )
+        if saved is not None:
+            self.auto.load_state_dict(saved["auto"])
+        self._followed = _Followed(lr_scheduler, bare, self._state)
+        self._hook = model.register_forward_hook(self._take_loss, with_kwargs=True)
+        # The Trainer divides by the tokens of all ranks, and multiplies by their number outside of the model.
+        self._num_sharing = args.world_size if args.average_tokens_across_devices else 1
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the step, before the Trainer logs, evaluates or saves."""
+        assert self.auto is not None
+        losses, self._losses = self._losses, []
+        if not losses and self._loss is None:
+            raise HdetError(
+                "the model returned no loss in a training step, so the Trainer has a loss of its own and the "
+                "search used another: pass it as HdetCallback(loss=...)"
+            )
+        if self._are_shares:
+            losses = [torch.stack(losses).sum() * self._num_sharing]
+        for loss in losses:
+            self.auto.observe(loss)
+        self.auto.step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Join the losses of the ranks before a save."""
+        if control.should_save and self.auto is not None:
+            self.auto.converge()
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The same, where the Trainer saves if this evaluation is the best."""
+        if self._followed is not None and self.auto is not None and args.save_strategy == "best":
+            self.auto.converge()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After an early stop put the mean of the last weights in place, unless the best ones were loaded."""
+        if self.auto is not None and not (args.load_best_model_at_end and state.best_model_checkpoint):
+            self.auto.finish()
+        self._let_go()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _check(self, args: Any, lr_scheduler: Any) -> None:
+        """Raise for what would be searched or trained wrong."""
+        if args.deepspeed or args.fsdp:
+            raise HdetError(
+                f"HdetCallback needs whole parameters on every rank, got deepspeed={args.deepspeed!r}, "
+                f"fsdp={args.fsdp!r}: use plain data parallelism (torchrun), or hdet.find_lr in your own loop"
+            )
+        if args.n_gpu > 1:
+            raise HdetError(
+                f"HdetCallback needs one GPU per process, got {args.n_gpu} in DataParallel: start with "
+                "torchrun, or set CUDA_VISIBLE_DEVICES to one of them"
+            )
+        if args.fp16:
+            raise HdetError("fp16 must be False, got True: trials have no gradient scaler. Use bf16=True")
+        if args.label_smoothing_factor and self._loss is None:
+            raise HdetError(
+                f"label_smoothing_factor must be 0, got {args.label_smoothing_factor}: the Trainer then has "
+                "a loss of its own. Pass it as HdetCallback(loss=...)"
+            )
+        if type(lr_scheduler).__name__ in ("ReduceLROnPlateau", "GreedyLR"):
+            raise HdetError(
+                "lr_scheduler_type must be one that steps without a metric, got "
+                f'{type(lr_scheduler).__name__}: leave it at "linear". HdetCallback takes its place'
+            )
+
+    def _search(self, args: Any, state: Any, model: nn.Module, optimizer: Optimizer, loader: Any) -> FoundLR:
+        with undisturbed(loader):
+            return find_lr(
+                model,
+                optimizer,
+                _Steps(loader, args.gradient_accumulation_steps),
+                _Accumulated(self._loss or _own_loss),
+                total_steps=state.max_steps,
+                clip_norm=args.max_grad_norm or None,
+            )
+
+    def _take_loss(self, model: nn.Module, _: Any, inputs: dict[str, Any], outputs: Any) -> None:
+        """A forward hook, because callbacks are not told the loss. It does not wait for the device."""
+        if model.training and torch.is_grad_enabled():
+            loss = _loss_in(outputs)
+            if loss is not None:
+                self._losses.append(loss.detach().reshape(()))
+                self._are_shares = inputs.get("num_items_in_batch") is not None
+
+    def _state(self) -> dict[str, Any]:
+        assert self.auto is not None and self.found is not None
+        return {"auto": self.auto.state_dict(), "found": asdict(self.found)}
+
+    def _let_go(self) -> None:
+        """Leave model, optimizer and scheduler as the Trainer made them. What was found stays readable."""
+        if self._followed is not None and self.auto is not None:
+            self._hook.remove()
+            self._followed.let_go()
+            self.auto.close()
+        self._followed, self._losses = None, []
+
+
+class _Followed:
+    """The Trainer's own scheduler: it reports and saves what AutoLR does, instead of writing values.
+
+    Our state is saved within its state. The Trainer writes that on one rank, and loads it on all before
+    training begins: ``load_state_dict`` of a torch scheduler keeps what it does not know as an attribute.
+    """
+
+    _REPLACED = ("step", "get_last_lr", "state_dict")
+
+    def __init__(self, scheduler: LRScheduler, optimizer: Optimizer, state: Callable[[], Any]) -> None:
+        self._scheduler, self._optimizer, self._state = scheduler, optimizer, state
+        self._saved = scheduler.state_dict
+        self._rates: list[float] = []
+        self.step()
+        for name in self._REPLACED:
+            setattr(scheduler, name, getattr(self, name))
+
+    def step(self) -> None:
+        """After AutoLR's step: remember the learning rates of the next one."""
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def get_last_lr(self) -> list[float]:
+        """What the Trainer logs."""
+        return self._rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the Trainer writes to scheduler.pt."""
+        own = {name: value for name, value in self._saved().items() if name not in self._REPLACED}
+        return {**own, _KEY: self._state()}
+
+    def let_go(self) -> None:
+        """The scheduler's own methods come back."""
+        for name in self._REPLACED:
+            delattr(self._scheduler, name)
+
+
+class _Steps:
+    """The batches of a loader: one for each optimizer step, or a tuple of those that a step accumulates."""
+
+    def __init__(self, loader: Iterable[Any], num_accumulated: int) -> None:
+        self._loader, self._num_accumulated = loader, num_accumulated
+
+    def __iter__(self) -> Iterator[Any]:
+        step: list[dict[str, Any]] = []
+        has_given = False
+        for batch in self._loader:
+            step.append(dict(batch))  # a BatchEncoding is not a dict
+            if len(step) == self._num_accumulated:
+                yield step[0] if self._num_accumulated == 1 else tuple(step)
+                step, has_given = [], True
+        if step and not has_given:
+            yield tuple(step)
+
+
+class _Accumulated:
+    """The mean loss of the batches that a step accumulates, with one of them in memory at a time.
+
+    Gradients are there when it returns: what it returns has nothing left to differentiate.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def __call__(self, model: nn.Module, step: Any) -> Tensor:
+        if not isinstance(step, tuple):
+            return self._loss(model, step)
+        total = torch.zeros(())
+        for batch in step:
+            loss = self._loss(model, batch) / len(step)
+            if torch.is_grad_enabled():
+                loss.backward()
+            total = total.to(loss.device) + loss.detach()
+        return total.requires_grad_(torch.is_grad_enabled())
+
+
+def _own_loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    loss = _loss_in(model(**inputs))
+    if loss is None:
+        raise HdetError(
+            f"the model returned no loss for inputs {sorted(inputs)}: give it labels, or pass "
+            "HdetCallback(loss=...)"
+        )
+    return loss
+
+
+def _loss_in(outputs: Any) -> Tensor | None:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None

@@ -1,0 +1,106 @@
+"""Small Trainers for the tests, and the run that torchrun starts: python -m ... trainer_runs.py FOLDER."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from hdet.integrations.transformers import HdetCallback
+
+STEPS, BATCH = 60, 8
+
+
+def tiny_model(dropout: float = 0.0) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=32,
+            n_positions=12,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def tiny_data(size: int = STEPS * BATCH) -> list[dict[str, torch.Tensor]]:
+    """Sequences that count upwards by a step of their own."""
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.randint(32, (size, 1), generator=generator)
+    strides = torch.randint(1, 4, (size, 1), generator=generator)
+    rows = (starts + strides * torch.arange(12)) % 32
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def tiny_trainer(
+    folder: Path,
+    *callbacks: Any,
+    model: Any = None,
+    data: Any = None,
+    evaluates: bool = False,
+    **changes: Any,
+) -> Trainer:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": BATCH,
+        "learning_rate": 1e-4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return Trainer(
+        model=tiny_model() if model is None else model,
+        args=TrainingArguments(**{**settings, **changes}),
+        train_dataset=tiny_data() if data is None else data,
+        eval_dataset=tiny_data(32) if evaluates else None,
+        callbacks=list(callbacks),
+    )
+
+
+def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def main(folder: Path) -> None:
+    """Train on these ranks, resume from the middle, and write what every rank has got."""
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 35,
+        "ddp_backend": "gloo",
+        "per_device_train_batch_size": 4,
+    }
+    callback = HdetCallback()
+    trainer = tiny_trainer(folder, callback, model=tiny_model(dropout=0.1), **settings)
+    trainer.train()
+    again = HdetCallback()
+    resumed = tiny_trainer(folder, again, model=tiny_model(dropout=0.1), **settings)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-35"))
+    ends = [torch.cat([w.flatten() for w in weights_of(t.model)]) for t in (trainer, resumed)]
+    assert callback.found is not None and callback.auto is not None and again.found is not None
+    answer = {
+        "found": callback.found.lr,
+        "found_again": again.found.lr,
+        "num_replicas": callback.auto.replicas.count,
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "resumes_bit_equal": torch.equal(*ends),
+        "end": ends[0].tolist(),
+    }
+    (folder / f"rank{trainer.args.process_index}.json").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
