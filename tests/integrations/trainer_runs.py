@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+import hdet
 from hdet.integrations.transformers import HdetCallback
 
 STEPS, BATCH = 60, 8
@@ -83,7 +84,8 @@ def main(folder: Path) -> None:
         "ddp_backend": "gloo",
         "per_device_train_batch_size": 4,
     }
-    callback = HdetCallback()
+    records = hdet.Records()
+    callback = HdetCallback(records=records)
     trainer = tiny_trainer(folder, callback, model=tiny_model(dropout=0.1), **settings)
     trainer.train()
     again = HdetCallback()
@@ -98,6 +100,7 @@ def main(folder: Path) -> None:
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
         "resumes_bit_equal": torch.equal(*ends),
         "end": ends[0].tolist(),
+        "rounds": [(r.step, r.losses) for r in records],
     }
     (folder / f"rank{trainer.args.process_index}.json").write_text(json.dumps(answer))
 
