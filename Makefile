@@ -39,7 +39,7 @@ test-ray: $(DEV_STAMP) ## Test population-based training by Ray Tune, which it i
 	$(BIN)/pytest tests/research/test_pbt_ray.py
 
 test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. A few minutes.
-	$(PIP) torch -e '.[lightning]'
+	$(PIP) torch -e '.[lightning,transformers]' peft
 	$(BIN)/pytest tests/integrations
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
