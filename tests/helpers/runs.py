@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.replicas.rows import join
 from tests.helpers.models import Net, batch
 
 __all__ = ["real_records", "write_run"]
@@ -56,7 +57,7 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
     probed = tuple(torch.cat(parts) for parts in zip(*(batch(98, i) for i in range(8)), strict=True))
     records = hdet.Records()
     if is_guarded:
-        batches = [[batch(r, step, seed + 1) for r in range(num_replicas)] for step in range(100)]
+        batches = [join([batch(r, step, seed + 1) for r in range(num_replicas)]) for step in range(100)]
         found = hdet.find_lr(model, optimizer, batches, loss, total_steps=steps, probe=probed)
         found.write(optimizer)
         records.write(found.to_record(num_replicas))
