@@ -316,7 +316,7 @@ def test_two_ranks_find_the_same_and_resume(tmp_path):
 def test_the_card_and_the_example_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     card = (ROOT / "docs/integrations.md").read_text()
-    callback, fabric = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    callback, fabric = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[:2]
     exec(callback, {"Trainer": lightning.Trainer, "module": Net(), "loader": loader()})
 
     net, pairs = Net().net, loader(collate_fn=lambda pairs: tuple(default_collate(pairs)))
