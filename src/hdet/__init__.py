@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         ModuleAttribute,
     )
     from hdet.explore.scalar import Scalar
-    from hdet.find import FoundLR, find_lr
+    from hdet.find import find_lr
+    from hdet.found_lr import FoundLR
     from hdet.joint_optimizer import JointOptimizer
     from hdet.replicas import finite_mean_hook, warm_start
     from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
@@ -110,7 +111,7 @@ _MODULES = {
     "Dropout": "hdet.explore.module_attributes",
     "Ensemble": "hdet.ensemble",
     "Epsilon": "hdet.explore",
-    "FoundLR": "hdet.find",
+    "FoundLR": "hdet.found_lr",
     "Guard": "hdet.core.guard",
     "HdetError": "hdet.errors",
     "HdetWarning": "hdet.errors",

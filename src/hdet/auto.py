@@ -14,7 +14,7 @@ from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.explore import LearningRate
-from hdet.find import FoundLR
+from hdet.found_lr import FoundLR
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together

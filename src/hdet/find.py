@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +29,8 @@ from hdet.core.lr_search import (
     trial_factors,
     trial_shape,
 )
-from hdet.errors import HdetError, NotFiniteError
+from hdet.errors import NotFiniteError
+from hdet.found_lr import FoundLR, set_rate
 from hdet.replicas.average import Averager
 from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
@@ -43,13 +42,12 @@ from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.supported import require_supported
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
-from hdet.replicas.wrapped import optimizer_layers, plain_optimizer, without_ddp
-from hdet.telemetry import RoundRecord, SearchRecord
+from hdet.replicas.wrapped import optimizer_layers, without_ddp
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["FoundLR", "find_lr"]
+__all__ = ["find_lr"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,101 +55,6 @@ _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
 _LEAST_FOR_BATCH_NORM = 4
 """Examples in a part of a batch, for a model whose statistics are of the batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundLR:
-    """What :func:`find_lr` found. Lists have one entry for each parameter group."""
-
-    lr: list[float]
-    """The peak learning rates to train with."""
-    low: list[float]
-    high: list[float]
-    """The best learning rates of a sweep should lie between these in four cases of five."""
-    asked: list[float]
-    """What the optimizer had."""
-    reason: str
-    """How it came about, in words."""
-    ramp: list[tuple[float, float]]
-    """Learning rate of the first group that has one, and loss, for each step of the ramp."""
-    trials: list[tuple[float, float | None]]
-    """The same with the score, for each trial. None where the loss was not finite."""
-    num_steps: int
-    """Optimizer steps that the search took, in units of the run's steps."""
-
-    @property
-    def expected_loss(self) -> float | None:
-        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
-        first = self.ramp[0][1]
-        best = min((score for _, score in self.trials if score is not None), default=first)
-        return (first + best) / 2 if best < first else None
-
-    def __str__(self) -> str:
-        def shown(values: Sequence[float]) -> str:
-            return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
-
-        return (
-            f"learning rate {shown(self.lr)} (asked for was {shown(self.asked)}; likely between "
-            f"{shown(self.low)} and {shown(self.high)}), from {self.reason}. {self.num_steps} steps."
-        )
-
-    def to_record(self, num_replicas: int) -> RoundRecord:
-        """The record that goes before those of the run, of the first group that has a learning rate."""
-        first = next(i for i, lr in enumerate(self.asked) if lr)
-        search = SearchRecord(
-            asked=self.asked[first],
-            found=self.lr[first],
-            low=self.low[first],
-            high=self.high[first],
-            reason=self.reason,
-            num_steps=self.num_steps,
-            ramp=[list(pair) for pair in self.ramp if math.isfinite(pair[1])],
-            trials=[list(pair) for pair in self.trials],
-        )
-        return RoundRecord(round=0, step=0, num_replicas=num_replicas, ends_round=False, search=search)
-
-    def write(self, optimizer: Optimizer) -> None:
-        """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
-        optimizer = plain_optimizer(optimizer)
-        if len(optimizer.param_groups) != len(self.lr):
-            raise ValueError(
-                f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
-                f"{len(optimizer.param_groups)}: search with the optimizer that trains"
-            )
-        for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
-            _set_rate(group, lr)
-            for name in ("initial_lr", "max_lr"):
-                if name in group:
-                    group[name] = lr
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Draw ramp, trials and answer. Needs matplotlib.
-
-        Args:
-            path: where to save the picture; None to return the figure only.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise HdetError("plot needs matplotlib: pip install matplotlib") from error
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-        axes.axvspan(self.low[0], self.high[0], alpha=0.15, label="likely")
-        axes.plot(*zip(*self.ramp, strict=True), color="0.6", label="ramp")
-        trials = [trial for trial in self.trials if trial[1] is not None]
-        if trials:
-            axes.plot(*zip(*trials, strict=True), "o-", label="trials")
-        axes.axvline(self.lr[0], color="black", label=f"found: {self.lr[0]:.3g}")
-        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"asked for: {self.asked[0]:.3g}")
-        losses = [loss for _, loss in [*self.ramp, *trials] if loss is not None and math.isfinite(loss)]
-        first = self.ramp[0][1]
-        margin = 0.1 * (first - min(losses)) or 1.0
-        axes.set_ylim(min(losses) - margin, first + 3 * margin)
-        axes.legend()
-        if path is not None:
-            figure.savefig(path)
-        return figure
 
 
 def find_lr(
@@ -278,7 +181,7 @@ class _Search:
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            _set_rate(group, rate)
+            set_rate(group, rate)
         for module, mode in self._modes:
             module.training = mode
 
@@ -423,7 +326,7 @@ class _Search:
 
     def _set_rates(self, factor: float) -> None:
         for group, asked in zip(self._optimizer.param_groups, self._asked, strict=True):
-            _set_rate(group, factor * asked)
+            set_rate(group, factor * asked)
 
     def _backward(self, batch: Any, *, is_joint: bool) -> float:
         """Gradients of a step, over all ranks if it is joint; the loss."""
@@ -483,13 +386,6 @@ def _endless(batches: Iterable[Any]) -> Iterator[Any]:
                 "batches must have at least one batch, or be able to start over, but it ended: pass the "
                 "DataLoader itself instead of an iterator over it"
             )
-
-
-def _set_rate(group: dict[str, Any], lr: float) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(lr)
-    else:
-        group["lr"] = lr
 
 
 def _fields_of(group: dict[str, Any]) -> dict[str, Any]:

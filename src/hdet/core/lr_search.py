@@ -53,7 +53,8 @@ _NUM_TRIALS, _FEWEST_TRIALS = 8, 4
 one; fewer split their batches. Where a batch is too small for that, there are fewer, in turns."""
 _MANY_REPLICAS = 6
 _RAMP_STEPS, _TRIAL_STEPS = 40, 40
-"""Lengths in a run of 1000 steps. They grow with the root of its length: 8 % of 1000, 3.6 % of 5000."""
+"""Lengths in a run of 1000 steps. They grow with the root of its length. A ramp that does not turn goes on
+for half as long again, so that both take 8 to 10 % of 1000, 3.6 to 4.5 % of 5000."""
 _MOST = 0.2
 """Where nothing has been learnt, trials are repeated at twice the length up to this share of the run."""
 _PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)

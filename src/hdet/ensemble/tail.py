@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas import Replicas
-from hdet.replicas.shards import from_saved
+from hdet.replicas.shards import local_part
 
 __all__ = ["Tail", "TailMean"]
 
@@ -70,7 +70,7 @@ class TailMean:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
         for mean, whole in zip(self.mean, state["mean"], strict=True):
-            saved = from_saved(whole)
+            saved = local_part(whole)
             mean.copy_(saved if saved.shape == mean.shape else saved[:1].expand_as(mean))
         self.num_taken, self.first_step = state["num_taken"], state["first_step"]
 
@@ -135,7 +135,7 @@ class Tail:
     def _fits(self, saved: Tensor, weights: Tensor) -> bool:
         """Whether the shapes are equal; of virtual replicas there may be another number of rows."""
         has_rows = hasattr(self._replicas, "num_distinct")
-        saved = from_saved(saved)
+        saved = local_part(saved)
         return saved.shape == weights.shape or (
             has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == weights.shape[1]
         )

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError
-from hdet.find import FoundLR, find_lr
+from hdet.find import find_lr
+from hdet.found_lr import FoundLR
 from hdet.integrations.attributes import attributes_put_back
 from hdet.telemetry import RecordSink
 

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError
-from hdet.find import FoundLR, find_lr
+from hdet.find import find_lr
+from hdet.found_lr import FoundLR
 from hdet.integrations.accelerate import undisturbed
 from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RecordSink

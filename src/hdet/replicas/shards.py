@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LocalParts", "as_saved", "from_saved", "is_sharded", "local_part", "reshard", "sharded_like"]
+__all__ = ["LocalParts", "as_saved", "is_sharded", "local_part", "reshard", "sharded_like"]
 
 
 def is_sharded(tensor: object) -> bool:
@@ -76,8 +76,3 @@ def sharded_like(part: Tensor, owner: Any) -> Tensor:
         shape=owner.shape,
         stride=owner.stride(),
     )
-
-
-def from_saved(saved: Tensor) -> Tensor:
-    """What :func:`as_saved` has kept of this process."""
-    return local_part(saved)

@@ -19,7 +19,7 @@ from torch import nn
 from hdet.checkpoints import Checkpoint
 from hdet.core.assign import derived_seed
 from hdet.errors import AllReplicasFailedError, CheckpointError, HdetWarning
-from hdet.find import FoundLR
+from hdet.found_lr import FoundLR
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder, write_json

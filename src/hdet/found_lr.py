@@ -1,0 +1,121 @@
+"""FoundLR: what a search for the learning rate has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.errors import HdetError
+from hdet.replicas.wrapped import plain_optimizer
+from hdet.telemetry import RoundRecord, SearchRecord
+
+__all__ = ["FoundLR", "set_rate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLR:
+    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group."""
+
+    lr: list[float]
+    """The peak learning rates to train with."""
+    low: list[float]
+    high: list[float]
+    """The best learning rates of a sweep should lie between these in four cases of five."""
+    asked: list[float]
+    """What the optimizer had."""
+    reason: str
+    """How it came about, in words."""
+    ramp: list[tuple[float, float]]
+    """Learning rate of the first group that has one, and loss, for each step of the ramp."""
+    trials: list[tuple[float, float | None]]
+    """The same with the score, for each trial. None where the loss was not finite."""
+    num_steps: int
+    """Optimizer steps that the search took, in units of the run's steps."""
+
+    @property
+    def expected_loss(self) -> float | None:
+        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
+        first = self.ramp[0][1]
+        best = min((score for _, score in self.trials if score is not None), default=first)
+        return (first + best) / 2 if best < first else None
+
+    def __str__(self) -> str:
+        def shown(values: Sequence[float]) -> str:
+            return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
+
+        return (
+            f"learning rate {shown(self.lr)} (asked for was {shown(self.asked)}; likely between "
+            f"{shown(self.low)} and {shown(self.high)}), from {self.reason}. {self.num_steps} steps."
+        )
+
+    def to_record(self, num_replicas: int) -> RoundRecord:
+        """The record that goes before those of the run, of the first group that has a learning rate."""
+        first = next(i for i, lr in enumerate(self.asked) if lr)
+        search = SearchRecord(
+            asked=self.asked[first],
+            found=self.lr[first],
+            low=self.low[first],
+            high=self.high[first],
+            reason=self.reason,
+            num_steps=self.num_steps,
+            ramp=[list(pair) for pair in self.ramp if math.isfinite(pair[1])],
+            trials=[list(pair) for pair in self.trials],
+        )
+        return RoundRecord(round=0, step=0, num_replicas=num_replicas, ends_round=False, search=search)
+
+    def write(self, optimizer: Optimizer) -> None:
+        """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
+        optimizer = plain_optimizer(optimizer)
+        if len(optimizer.param_groups) != len(self.lr):
+            raise ValueError(
+                f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
+                f"{len(optimizer.param_groups)}: search with the optimizer that trains"
+            )
+        for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
+            set_rate(group, lr)
+            for name in ("initial_lr", "max_lr"):
+                if name in group:
+                    group[name] = lr
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw ramp, trials and answer. Needs matplotlib.
+
+        Args:
+            path: where to save the picture; None to return the figure only.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise HdetError("plot needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        axes.axvspan(self.low[0], self.high[0], alpha=0.15, label="likely")
+        axes.plot(*zip(*self.ramp, strict=True), color="0.6", label="ramp")
+        trials = [trial for trial in self.trials if trial[1] is not None]
+        if trials:
+            axes.plot(*zip(*trials, strict=True), "o-", label="trials")
+        axes.axvline(self.lr[0], color="black", label=f"found: {self.lr[0]:.3g}")
+        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"asked for: {self.asked[0]:.3g}")
+        losses = [loss for _, loss in [*self.ramp, *trials] if loss is not None and math.isfinite(loss)]
+        first = self.ramp[0][1]
+        margin = 0.1 * (first - min(losses)) or 1.0
+        axes.set_ylim(min(losses) - margin, first + 3 * margin)
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Write a learning rate into a parameter group, in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
