@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from hdet.core.shape import one_cycle
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from research.ablation.rows import decay_shape
 from research.ablation.summary import Ablation, Case
 
@@ -77,7 +77,7 @@ def _axes(case: Case, label: str):
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[research]'") from error
+        raise HdetError(f"matplotlib is missing. Install it: {install_command('research')}") from error
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.set(title=case.title, xlabel="step", ylabel=label)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from research.ablation.verdicts import Verdict, sign_of
 from research.claims.experiment import Claims
 from research.claims.studies import EXPLORED, FACTORS, Explored, exploration_name, variants
@@ -241,7 +241,7 @@ def write_figure(claims: Claims, path: Path) -> Path | None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise HdetError("matplotlib is missing; it comes with: pip install 'hdet[research]'") from error
+        raise HdetError(f"matplotlib is missing. Install it: {install_command('research')}") from error
     lrs = sorted({r["lr"] for r in records})
     by_lr = {lr: [r for r in records if r["lr"] == lr] for lr in lrs}
     figure = Figure(figsize=(10, 4.2), layout="constrained")

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_choice, require_count, require_number
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from hdet.replicas.rows import join
 from hdet.run.config import RunConfig
 from hdet.run.runner import evaluate
@@ -241,4 +241,4 @@ def load_package(name: str, extra: str = "research") -> Any:
         package = name.partition(".")[0]
         if error.name not in (name, package):
             raise
-        raise HdetError(f"{package} is missing; it comes with: pip install 'hdet[{extra}]'") from error
+        raise HdetError(f"{package} is missing. Install it: {install_command(extra)}") from error

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+from urllib.parse import unquote, urlsplit
+
 __all__ = [
     "AllReplicasFailedError",
     "CannotVectorizeError",
@@ -15,6 +19,7 @@ __all__ = [
     "NotFiniteError",
     "ReplicaMissingError",
     "ReplicasDifferError",
+    "install_command",
 ]
 
 
@@ -64,3 +69,17 @@ class NoEffectWarning(HdetWarning):
 
 class NotConvergedWarning(HdetWarning):
     """State was saved while the replicas' parameters differ."""
+
+
+def install_command(extra: str) -> str:
+    """What to type for an extra of hdet: from the folder that hdet itself was installed from, if it was."""
+    try:
+        origin = importlib.metadata.distribution("hdet").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        origin = None
+    source = json.loads(origin) if origin else {}
+    url = urlsplit(source.get("url", ""))
+    if url.scheme != "file" or "dir_info" not in source:
+        return f"pip install 'hdet[{extra}]'"
+    editable = "-e " if source["dir_info"].get("editable") else ""
+    return f"pip install {editable}'{unquote(url.path)}[{extra}]'"

@@ -10,5 +10,5 @@ import hdet.integrations.transformers as integration
 
 def test_a_missing_framework_names_the_install_command(monkeypatch):
     monkeypatch.setattr(integration, "TrainerCallback", object)
-    with pytest.raises(hdet.HdetError, match=r"pip install 'hdet\[transformers\]'"):
+    with pytest.raises(hdet.HdetError, match=r"pip install .*\[transformers\]'"):
         integration.HdetCallback()

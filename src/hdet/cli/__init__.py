@@ -12,6 +12,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print(f"hdet: {error.name} is missing; it comes with: pip install 'hdet[cli]'", file=sys.stderr)
+        from hdet.errors import install_command
+
+        print(f"hdet: {error.name} is missing. Install it: {install_command('cli')}", file=sys.stderr)
         raise SystemExit(2) from None
     app(prog_name="hdet")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from hdet.find import find_lr
 from hdet.found_lr import FoundLR
 from hdet.integrations.attributes import attributes_put_back
@@ -63,7 +63,7 @@ class LearningRateSearch(_Callback):
 
     def __init__(self, *, sync_every: int | None = None, records: RecordSink | None = None) -> None:
         if _Callback is object:
-            raise HdetError("LearningRateSearch needs lightning: pip install 'hdet[lightning]'")
+            raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
         self.found: FoundLR | None = None
         """What the search has found. None before it."""

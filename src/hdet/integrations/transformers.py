@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from hdet.find import find_lr
 from hdet.found_lr import FoundLR
 from hdet.integrations.accelerate import undisturbed
@@ -52,7 +52,7 @@ class HdetCallback(TrainerCallback):
 
     def __init__(self, *, loss: Loss | None = None, records: RecordSink | None = None) -> None:
         if not TYPE_CHECKING and TrainerCallback is object:
-            raise HdetError("HdetCallback needs transformers: pip install 'hdet[transformers]'")
+            raise HdetError(f"HdetCallback needs transformers: {install_command('transformers')}")
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
         self._loss, self._records = loss, records

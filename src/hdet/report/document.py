@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from string import Template
 
-from hdet.errors import HdetError
+from hdet.errors import HdetError, install_command
 from hdet.report.chart import Chart, Pool, embed
 from hdet.report.pieces import figure_html, text
 
@@ -116,7 +116,7 @@ def _plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise HdetError("a report needs plotly to draw its charts: pip install 'hdet[cli]'") from error
+        raise HdetError(f"a report needs plotly to draw its charts: {install_command('cli')}") from error
     return get_plotlyjs()
 
 

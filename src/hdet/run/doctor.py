@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import hdet
+from hdet.errors import install_command
 from hdet.run.self_test import SelfTestError, self_test
 
 __all__ = ["Check", "examine"]
@@ -131,7 +132,7 @@ def _extras() -> Iterable[Check]:
                 found.append(f"{need.name} {version} is older than {_text(need.least)}")
             else:
                 found.append(f"{need.name} {version}")
-        remedy = f"pip install --upgrade 'hdet[{extra}]'" if is_old or is_missing else ""
+        remedy = install_command(extra) if is_old or is_missing else ""
         yield Check(f"extra {extra}", "warning" if is_old else "ok", ", ".join(found), remedy)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.core.assign import derived_seed
+from hdet.errors import install_command
 
 __all__ = ["BUILT_IN_TASKS", "Task", "batch_generator", "load_task"]
 
@@ -156,7 +157,7 @@ def _named_errors(name: str, what: str) -> Iterator[None]:
         if name in BUILT_IN_TASKS and not isinstance(error, ModuleNotFoundError):
             raise
         if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
-            raise ValueError(f"task {name!r} needs scikit-learn: pip install 'hdet[cli]'") from error
+            raise ValueError(f"task {name!r} needs scikit-learn: {install_command('cli')}") from error
         if isinstance(error, SyntaxError):
             where, words = f"{error.filename}, line {error.lineno}: ", error.msg
         else:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hdet.core.checks import require_choice
-from hdet.errors import HdetError, HdetWarning
+from hdet.errors import HdetError, HdetWarning, install_command
 from hdet.telemetry.record import RoundRecord
 from hdet.telemetry.sinks import RecordSink
 
@@ -84,7 +84,7 @@ class Tracker(abc.ABC):
         if self.library and importlib.util.find_spec(self.library) is None:
             raise HdetError(
                 f"{type(self).__name__} needs {self.library}, which is not installed: "
-                f"pip install 'hdet[{self.library}]'"
+                f"{install_command(self.library)}"
             )
         self._is_over = False
 

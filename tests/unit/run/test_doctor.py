@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from hdet.errors import install_command
 from hdet.run import doctor, self_test
 from hdet.run.doctor import Check, examine
 from hdet.run.self_test import SelfTestError
@@ -152,10 +153,10 @@ def test_extras(requirements: dict[str, str]) -> None:
     requirements |= {"wandb": "0.9.1", "rich": "14.0.0"}
     checks = checks_by_name()
     assert checks["extra wandb"] == Check(
-        "extra wandb", "warning", "wandb 0.9.1 is older than 0.19", "pip install --upgrade 'hdet[wandb]'"
+        "extra wandb", "warning", "wandb 0.9.1 is older than 0.19", install_command("wandb")
     )
     assert checks["extra cli"] == Check(
-        "extra cli", "ok", "rich 14.0.0, typer not installed", "pip install --upgrade 'hdet[cli]'"
+        "extra cli", "ok", "rich 14.0.0, typer not installed", install_command("cli")
     )
     assert "extra dev" not in checks
 

@@ -318,7 +318,7 @@ def test_a_missing_library_names_the_command(
     library: str, make: Callable[[], Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(HdetError, match=rf"pip install 'hdet\[{library}\]'"):
+    with pytest.raises(HdetError, match=rf"pip install .*\[{library}\]'"):
         make()
 
 
