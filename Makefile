@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak lint bench browser picture reproduce reproduce-quick zoo clean
+.PHONY: help install run test test-ray test-integrations soak release lint bench browser picture reproduce reproduce-quick zoo clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -44,6 +44,10 @@ test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, w
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
 	$(BIN)/python -m tests.soak
+
+release: $(DEV_STAMP) ## Build wheel and sdist, install them into fresh environments, try them, check their types.
+	$(PIP) build twine
+	bash scripts/release.sh $(TORCH)
 
 bench: $(DEV_STAMP) ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks
