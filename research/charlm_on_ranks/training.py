@@ -1,8 +1,9 @@
 """Train a small character-level GPT on the source text of Python's standard library, on several replicas.
 
-    torchrun --standalone --nproc-per-node 4 examples/charlm.py --help
+    torchrun --standalone --nproc-per-node 4 research/charlm_on_ranks/training.py --help
 
-This shows the parts of the paper's method with ``hdet.Ensemble``. To find a learning rate, see auto_lr.py.
+This shows the parts of the paper's method with ``hdet.Ensemble``. To find a learning rate, see
+examples/one_device.py.
 Every replica trains with its own learning rate around the shared schedule. Every ``--sync-every`` steps the
 replicas compare losses, average their parameters and move the base. The folder ``--out`` keeps the settings,
 a record per round and the last checkpoint. Ctrl-C stops cleanly. The same command with ``--resume`` goes on.
@@ -100,6 +101,7 @@ class GPT(nn.Module):
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy of the next character."""
     tokens, targets = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
@@ -113,6 +115,7 @@ def evaluate(model: nn.Module, text: Tensor, length: int) -> float:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -139,6 +142,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """One training."""
     args = parse_arguments()
     stop_asked = torch.zeros(1)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
-"""Compare plain training with the parts of the paper's method, on examples/charlm.py.
+"""Compare plain training with the parts of the paper's method, on four ranks.
 
-    python examples/compare_charlm.py            # run what is missing, then print the table
-    python examples/compare_charlm.py --table    # only the table, from the saved results
+    python -m research.charlm_on_ranks            # run what is missing, then print the table
+    python -m research.charlm_on_ranks --table    # only the table, from the saved results
 
 Each cell is mean and standard deviation over three seeds. Results are kept in docs/experiments/charlm.json,
 so that the table can be rebuilt without training. ``python -m research compare`` has many more methods.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "experiments" / "charlm.json"
 METHODS = {
     "plain DDP, OneCycleLR": ["--spread", "0", "--controller", "none"],
@@ -30,10 +30,11 @@ SEEDS = (0, 1, 2)
 
 
 def run(arguments: list[str]) -> float:
+    """Bits per character of one run, held out."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             str(Path(sys.executable).with_name("torchrun")),
-            *["--standalone", "--nproc-per-node", "4", str(ROOT / "examples" / "charlm.py")],
+            *["--standalone", "--nproc-per-node", "4", str(Path(__file__).with_name("training.py"))],
             *["--out", f"{folder}/run", *arguments],
         ]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
@@ -41,6 +42,7 @@ def run(arguments: list[str]) -> float:
 
 
 def main() -> None:
+    """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
