@@ -91,7 +91,7 @@ class ReplicaGroup:
                 f"replicas must be one axis of a mesh, got a mesh of {axis.ndim} axes: pass the axis along "
                 'which the model is replicated, such as replicas=mesh["replicate"]'
             )
-        root = axis._get_root_mesh()  # noqa: SLF001
+        root = _root_of(axis)
         (name,) = axis.mesh_dim_names or (None,)
         names = root.mesh_dim_names or ()
         others = [root.get_group(other) for other in names if other != name]
@@ -135,6 +135,15 @@ class ReplicaGroup:
         if "gloo" in backend or "fake" in backend or "mpi" in backend:
             return torch.device("cpu")
         return accelerator() or torch.device("cpu")
+
+
+def _root_of(axis: Any) -> Any:
+    """The mesh that an axis was taken from."""
+    if hasattr(axis, "_get_root_mesh"):
+        return axis._get_root_mesh()  # noqa: SLF001
+    from torch.distributed import device_mesh  # older torch
+
+    return device_mesh._mesh_resources.get_root_mesh(axis)  # noqa: SLF001  # pyright: ignore
 
 
 def _warn_if_launched() -> None:
