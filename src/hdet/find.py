@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,10 +35,19 @@ from hdet.replicas.average import Averager
 from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.health import Health
 from hdet.replicas.losses import scalar_of
 from hdet.replicas.rows import size_of, split
-from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.save_point import (
+    WeightsCopy,
+    clear_state,
+    generator_states,
+    put_state,
+    restore_generators,
+    set_aside_state,
+)
 from hdet.replicas.shards import local_part, reshard
+from hdet.replicas.sliced import ALONE
 from hdet.replicas.supported import require_supported
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
@@ -128,8 +137,10 @@ def find_lr(
     search = _Search(module, optimizer, batches, loss, probe, clip_norm, everyone, asked, total_steps)
     try:
         found = search.run()
-    finally:
-        search.put_back()
+    except BaseException:
+        search.put_back(after_error=True)
+        raise
+    search.put_back()
     if everyone.is_writer:
         _log.info("%s", found)
     return found
@@ -157,14 +168,17 @@ class _Search:
         reshard(model)
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self._group, self._asked = clip_norm, group, asked
-        self._total_steps, self._averager = total_steps, Averager(group)
+        self._total_steps = total_steps
         self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        self._tensors = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self._weights = [local_part(tensor) for tensor in model.parameters()]
+        self._buffers = [local_part(tensor) for tensor in model.buffers()]
         self._gradients = [p.grad for p in self._parameters]
         self._rates = [float(g["lr"]) for g in optimizer.param_groups]
         self._fields = [_fields_of(g) for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
-        self._save_point = RankSavePoint(optimizer, model, on_cpu=False)
+        self._equal_group = _equal_group(everyone, self._weights)
+        self._start, self._generators = self._copy(), generator_states()
+        self._moments: dict[Tensor, Any] | None = None  # of the user's optimizer, once the search has begun
         self._batches = _endless(batches)
         self._ahead = [next(self._batches)]  # its size tells how many trials there can be
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -175,20 +189,42 @@ class _Search:
         taken = [probe] if probe is not None else [self._next() for _ in range(_PROBE_STEPS)]
         self._probe, self._num_bad = taken, 0
 
-    def put_back(self) -> None:
-        """Leave everything as it was."""
-        self._restore()
+    def put_back(self, *, after_error: bool = False) -> None:
+        """Leave everything as it was.
+
+        Args:
+            after_error: another rank may not come here. The weights then stay as they are where this rank has
+                but a part of the copy of them.
+        """
+        if self._moments is None or (after_error and not self._start.is_whole):
+            if self._moments is not None:
+                _log.error(
+                    "the search was ended by an error. Each rank has but a part of the copy of the first "
+                    "weights, so the model holds those of a trial: build or load it again before training"
+                )
+            self._start.put_buffers()
+        else:
+            self._start.put("the end of the search")
+        restore_generators(self._generators)
+        if self._moments is not None:
+            put_state(self._optimizer, self._moments)
+        self._put_fields()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             set_rate(group, rate)
         for module, mode in self._modes:
             module.training = mode
+        reshard(self._model)
+
+    def _copy(self) -> WeightsCopy:
+        return WeightsCopy(self._weights, self._buffers, self._equal_group)
 
     def run(self) -> FoundLR:
         """The ramp, then trials."""
         if len(self._probe) > 1:  # training batches, of which one may be bad
-            finite = [b for b in self._probe if not self._is_bad(b, self._tensors)]
+            finite = [b for b in self._probe if not self._is_bad(b)]
+            self._start.put_buffers()
             self._num_bad += len(self._probe) - len(finite)
             self._probe = finite or self._probe
         first_score = self._score()
@@ -233,11 +269,11 @@ class _Search:
 
     # --- the two stages ------------------------------------------------------------------------------
 
-    def _ramp(self) -> tuple[list[tuple[float, float]], float, list[Tensor]]:
+    def _ramp(self) -> tuple[list[tuple[float, float]], float, WeightsCopy]:
         """Factors and losses; the factor of the lowest loss, and the weights there."""
-        self._begin()
+        self._begin_at(None)
         ramp, seen = Ramp(), list[tuple[float, float]]()
-        weights = [tensor.detach().clone() for tensor in self._tensors]
+        averager, weights = Averager(self._group), self._copy()
         while not ramp.is_over:
             step = ramp.num_steps
             self._set_rates(ramp_factor(step, self._sizes.ramp))
@@ -246,27 +282,27 @@ class _Search:
             ramp = next_ramp(ramp, value, self._sizes)
             seen.append((ramp_factor(step, self._sizes.ramp), value))
             if ramp.low_step == step:
-                _copy_all(weights, self._tensors)
+                weights.take()
             if not ramp.is_over:
-                if math.isfinite(self._backward(self._next(), is_joint=True)):
+                if math.isfinite(self._backward(self._next(), averager)):
                     self._optimizer.step()
                 else:  # the probe was finite with these weights
                     self._num_bad += 1
         return seen, ramp_factor(ramp.low_step, self._sizes.ramp), weights
 
-    def _trials(self, lead: float, weights: Sequence[Tensor], num_steps: int) -> list[Trial]:
+    def _trials(self, lead: float, weights: WeightsCopy, num_steps: int) -> list[Trial]:
         """From these weights, one trial for each factor, each on its own part of the batches."""
         num_here = self._num_parts
         num_places = self._group.count * num_here
         factors = trial_factors(lead, num_places * self._sizes.num_turns)
-        _copy_all(self._tensors, weights)
+        self._begin_at(weights)
         before = self._score(is_joint=False)
         gains = []
         for turn in range(self._sizes.num_turns):
             steps = [self._next_parts() for _ in range(num_steps)]
             for place in range(num_here):
                 index = turn * num_places + self._group.index * num_here + place
-                score = self._trial(factors[index], weights, [step[place] for step in steps])
+                score = self._good_trial(factors[index], weights, [step[place] for step in steps])
                 gains.append(math.nan if score is None or before is None else score - before)
         # Each rank may have scored on data of its own: what its trials gained on it can be compared.
         rows = exchange(self._group, [math.nan if before is None else before, *gains])
@@ -287,40 +323,69 @@ class _Search:
                 batch = self._next()
         return split(batch, self._num_parts)
 
-    def _trial(self, factor: float, weights: Sequence[Tensor], batches: Sequence[Any]) -> float | None:
-        """The score after a miniature of the schedule."""
-        self._begin()
-        _copy_all(self._tensors, weights)
+    def _good_trial(self, factor: float, weights: WeightsCopy, batches: Sequence[Any]) -> float | None:
+        """The score after a miniature of the schedule, without batches that are bad with any weights.
+
+        Where a loss is not finite, the batch is tried with the weights that the trial began with. If it is
+        bad there too, the trial is made again without it. All ranks take part: the weights lie in parts.
+        """
+        left_out: set[int] = set()
+        score: float | None = None
+        doubtful: int | None = None
+        is_settled = False
+        while True:
+            self._begin_at(weights)
+            if doubtful is not None:
+                if self._is_bad(batches[doubtful]):
+                    self._num_bad += 1
+                    left_out.add(doubtful)
+                    weights.put_buffers()
+                    restore_generators(self._generators)
+                else:  # the learning rate is at fault
+                    is_settled = True
+            if not is_settled:
+                score, doubtful = self._trial(factor, batches, left_out)
+                is_settled = doubtful is None
+            if all(row[0] for row in exchange(self._group, [float(is_settled)])):
+                return score
+
+    def _trial(
+        self, factor: float, batches: Sequence[Any], left_out: Collection[int]
+    ) -> tuple[float | None, int | None]:
+        """The score, or the number of the batch whose loss was not finite."""
         for step, batch in enumerate(batches):
+            if step in left_out:
+                continue
             self._set_rates(factor * trial_shape(step, len(batches)))
-            if math.isfinite(self._backward(batch, is_joint=False)):
-                self._optimizer.step()
-            elif self._is_bad(batch, weights):
-                self._num_bad += 1
-            else:
-                return None
-        return self._score(is_joint=False)
+            if not math.isfinite(self._backward(batch)):
+                return None, step
+            self._optimizer.step()
+        return self._score(is_joint=False), None
 
     @torch.no_grad()
-    def _is_bad(self, batch: Any, weights: Sequence[Tensor]) -> bool:
-        """Whether the loss of the batch is not finite with good weights either: then the data is at fault."""
-        now = [tensor.detach().clone() for tensor in self._tensors]
-        _copy_all(self._tensors, weights)
+    def _is_bad(self, batch: Any) -> bool:
+        """Whether the loss of the batch is not finite with the weights that the model has."""
         is_bad = not math.isfinite(self._mean(self._loss_of(batch).item(), is_joint=False))
-        _copy_all(self._tensors, now)
         reshard(self._model)
         return is_bad
 
     # --- one step ------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """The state of the first step, in training mode."""
-        self._restore()
-        self._optimizer.state.clear()
+    def _begin_at(self, weights: WeightsCopy | None) -> None:
+        """These weights, or those of the start, with the state of the first step, in training mode."""
+        if self._moments is None:
+            self._moments = set_aside_state(self._optimizer)
+        if weights is not None:
+            weights.put("a trial")
+        restore_generators(self._generators)
+        clear_state(self._optimizer)
+        self._put_fields()
+        for parameter in self._parameters:
+            parameter.grad = None
+        reshard(self._model)
         self._model.train()
 
-    def _restore(self) -> None:
-        self._save_point.restore()
+    def _put_fields(self) -> None:
         for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
             _put_fields(group, fields)
 
@@ -328,20 +393,22 @@ class _Search:
         for group, asked in zip(self._optimizer.param_groups, self._asked, strict=True):
             set_rate(group, factor * asked)
 
-    def _backward(self, batch: Any, *, is_joint: bool) -> float:
-        """Gradients of a step, over all ranks if it is joint; the loss."""
-        self._optimizer.zero_grad()
+    def _backward(self, batch: Any, averager: Averager | None = None) -> float:
+        """Gradients of a step, over all ranks if there is an averager; the loss."""
+        # What is averaged stays where it is: the averager knows its place, and would keep the old ones alive.
+        is_joint = averager is not None and self._group.communicates
+        self._optimizer.zero_grad(set_to_none=not is_joint)
         with torch.enable_grad():
             loss = self._loss_of(batch)
             loss.backward()
         value = loss.item()
-        if is_joint and self._group.communicates:
+        if averager is not None and is_joint:
             trained = [p for p in self._parameters if p.requires_grad]
             for p in trained:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
-            self._averager.average_([p.grad for p in trained if p.grad is not None])
-        value = self._mean(value, is_joint=is_joint)
+            averager.average_([p.grad for p in trained if p.grad is not None])
+        value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         return value
@@ -409,7 +476,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-@torch.no_grad()
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
+    """All replicas if they hold the same weights, else this one alone. Collective."""
+    if not everyone.communicates:
+        return ALONE
+    sums = exchange(everyone, [float(Health().checksum(weights))])
+    are_equal = float(len({row[0] for row in sums}) == 1)
+    return everyone if all(row[0] for row in exchange_within(everyone, [are_equal])) else ALONE

@@ -27,11 +27,11 @@ class Guard:
     A learning rate can be good for most of a run and kill the network at its peak: the loss jumps back to
     that of an untrained model and stays there. The guard looks at the training loss of every round. After two
     rounds in which more than ``lost`` of all that was gained is gone, clear of the noise, it puts the weights
-    and the optimizer back to where they were some rounds before, and divides the learning rate by ``factor``
-    for good.
+    back to where they were some rounds before, lets the optimizer begin again without its moments, and
+    divides the learning rate by ``factor`` for good.
 
-    It keeps two copies of the parameters and of the optimizer's moments. It needs the loss in
-    ``step(loss)``.
+    It keeps three copies of the parameters, the first weights and two later ones. While N replicas are equal,
+    each keeps its part of them, 3/N. It needs the loss in ``step(loss)``.
 
     >>> Guard(lost=0)
     Traceback (most recent call last):

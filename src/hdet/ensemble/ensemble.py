@@ -340,13 +340,15 @@ class Ensemble:
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own.
 
-        Collective. Multipliers and the controller are left as they are.
+        Collective. Multipliers and the controller are left as they are. Within the tail its mean is gathered
+        for the checkpoint, where replicas hold parts of it.
         """
         self._require_open("converge()")
         if self._has_rounds and self._is_apart:
             record = self._rounds.converge(self.num_steps)
             self._counter.has_moved = False
             self._writer.write(record)
+        self._tail.hold_whole()
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -390,9 +392,9 @@ class Ensemble:
     def state_dict(self) -> dict[str, Any]:
         """Numbers and CPU tensors, the same on every replica; loads with ``weights_only=True``.
 
-        Call :meth:`converge` on every replica first (a sync has just done so): then one replica's
-        checkpoint is everybody's, and training resumes bit for bit. Not collective. It raises where the
-        parameters are not finite, so that a good checkpoint is not written over.
+        Call :meth:`converge` on every replica first: then one replica's checkpoint is everybody's, and
+        training resumes bit for bit. Not collective. It raises where the parameters are not finite, so that a
+        good checkpoint is not written over.
         """
         if self._has_rounds:
             differ = self.replicas.differ and self.replicas.has_others
@@ -404,6 +406,13 @@ class Ensemble:
                     NotConvergedWarning,
                     stacklevel=2,
                 )
+        if self._tail.is_in_parts:
+            warnings.warn(
+                "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and "
+                "the tail would begin again: call converge() on every replica before saving",
+                NotConvergedWarning,
+                stacklevel=2,
+            )
         if not self.replicas.all_finite(self.replicas.weights()):
             raise NotFiniteError(
                 f"at step {self.num_steps} the parameters are not finite, so nothing is saved: resume "
@@ -469,7 +478,7 @@ class Ensemble:
     def _restart(self, num_steps: int, *, narrows: bool = True) -> None:
         self.num_steps = num_steps
         self._counter.has_moved = False
-        self._tail.begin()
+        self._tail.begin(is_checked=self._has_rounds)
         self._rounds.begin_at(num_steps, narrows=narrows)
 
     @property

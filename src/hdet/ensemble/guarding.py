@@ -17,7 +17,6 @@ from hdet.errors import HdetWarning
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.replicas.port import SavePoint
-from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.telemetry import RoundRecord
 
 __all__ = ["GuardSteering"]
@@ -56,13 +55,19 @@ class GuardSteering(Steering):
         self._copies: list[tuple[SavePoint, GuardMemory]] = []
         self._next_copy = 0.0
         self._initial: SavePoint | None = None
+        self._initial_is_checked = False
         self._learns_until = math.inf
 
     def begin(self, num_steps: int) -> None:
         """Copy the weights that the run begins with."""
         self._memory, self._num_brakes = GuardMemory(), 0
-        self._initial = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
+        self._initial = None  # give its memory back first
+        self._initial = self._save_point()
+        self._initial_is_checked = False
         self._begin_at(num_steps)
+
+    def _save_point(self) -> SavePoint:
+        return self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
 
     def _begin_at(self, step: int) -> None:
         self._copies = []
@@ -72,6 +77,11 @@ class GuardSteering(Steering):
     def sync(self, record: RoundRecord) -> None:
         """Look at the mean loss of the round."""
         record.num_brakes = self._num_brakes
+        if not self._initial_is_checked and record.excluded:
+            # A replica was not as the others since the run began: its part of the copy is not to be trusted.
+            self._initial = None
+            self._initial = self._save_point()
+        self._initial_is_checked = True
         losses = [
             loss for r, loss in enumerate(record.losses) if loss is not None and r not in record.excluded
         ]
@@ -93,14 +103,13 @@ class GuardSteering(Steering):
         )
         if self._memory.is_well and record.step >= self._next_copy:
             # Of two, the older one is used: when a collapse shows, the newer may already be spoilt.
-            point = self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
-            self._copies = [*self._copies[-1:], (point, self._memory)]
+            self._copies = self._copies[-1:]  # give memory back before more is taken
+            self._copies.append((self._save_point(), self._memory))
             self._next_copy = record.step + self._settings.interval * self._total_steps
         elif self._memory.num_bad >= 2 and self._num_brakes < _MOST_BRAKES:
             self._go_back(record)
 
     def _go_back(self, record: RoundRecord) -> None:
-        generators = generator_states()  # random numbers go on: what has been drawn is not drawn again
         expected = self._settings.expected_loss
         usable = [c for c in self._copies[:1] if expected is None or c[1].lowest <= expected]
         if usable:
@@ -113,7 +122,6 @@ class GuardSteering(Steering):
             self._memory = GuardMemory()
             self._begin_at(record.step)
             why = "the run has lost all that it had learnt, so it begins again"
-        restore_generators(generators)
         self._num_brakes += 1
         record.num_brakes = self._num_brakes
         for tunable in self._values.learning_rates:

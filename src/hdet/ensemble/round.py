@@ -111,6 +111,8 @@ class Rounds:
         record.converged = self._replicas.has_others and self._replicas.differ
         with record_function("hdet::converge"):
             self._replicas.average(record.excluded, like_weights=self._tail.averaged())
+        spoilt = [r for r, report in enumerate(reports) if not (report.is_finite and report.is_equal)]
+        self._tail.replicas_healed(spoilt, num_steps)
         stopwatch.lap("converge", record)
         self.converged_at = num_steps
         record.losses = self._losses.means

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
-from hdet.replicas import Replicas
+from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.shards import local_part
+from hdet.replicas.sliced import ALONE, SlicedCopy
 
 __all__ = ["Tail", "TailMean"]
 
@@ -25,43 +26,53 @@ class TailMean:
 
     Args:
         parameters: what is averaged; nothing is taken yet.
+        group: replicas that hold the same parameters, and a part of the mean each.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.mean = [
-            torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
-            for p in parameters
-        ]
+    def __init__(self, parameters: Sequence[Tensor], group: ReplicaGroup = ALONE) -> None:
+        self._copy = SlicedCopy(parameters, group, is_zero=True, widens=True)
+        self._shapes = [p.shape for p in parameters]
         self.num_taken = 0
         self.first_step = 0
         """The step that was taken first."""
 
-    @torch.no_grad()
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in this process."""
+        return self._copy.is_whole
+
+    @property
+    def mean(self) -> list[Tensor]:
+        """The mean itself, laid out as the parameters; flat parts of it where it is split over replicas."""
+        return self._copy.shaped() if self.is_whole else self._copy.parts
+
     def take(self, parameters: Sequence[Tensor], step: int) -> None:
         """After a step of the tail: move the mean towards the parameters."""
         self.fit(parameters)
         if self.num_taken == 0:
             self.first_step = step
         self.num_taken += 1
-        share = 1 / self.num_taken
-        here = [p.detach() for p in parameters]
-        if all(p.dtype == mean.dtype for p, mean in zip(here, self.mean, strict=True)):
-            torch._foreach_lerp_(self.mean, here, share)  # pyright: ignore[reportPrivateImportUsage]
-        else:  # one wide copy at a time
-            for p, mean in zip(here, self.mean, strict=True):
-                mean.lerp_(p.to(mean.dtype), share)
+        self._copy.lerp(parameters, 1 / self.num_taken)
 
-    @torch.no_grad()
     def put(self, parameters: Sequence[Tensor]) -> None:
-        """After the last step: give the parameters the mean."""
+        """After the last step: give the parameters the mean. Collective where it is split."""
         self.fit(parameters)
-        for p, mean in zip(parameters, self.mean, strict=True):
-            p.copy_(mean)
+        self._copy.put(parameters, "the end of the tail")
+
+    def begin_again(self, parameters: Sequence[Tensor]) -> None:
+        """Take the parameters for all that was taken, in this replica's part."""
+        self._copy.take(parameters)
 
     def fit(self, parameters: Sequence[Tensor]) -> None:
         """Keep, or repeat, the first row, where replicas that share this process have joined or parted."""
-        if any(mean.shape != p.shape for mean, p in zip(self.mean, parameters, strict=True)):
-            self.mean = [mean[:1].expand_as(p).clone() for mean, p in zip(self.mean, parameters, strict=True)]
+        shapes = [p.shape for p in parameters]
+        if shapes != self._shapes:
+            rows = [mean[:1].expand_as(p) for mean, p in zip(self.mean, parameters, strict=True)]
+            self._copy, self._shapes = SlicedCopy(rows), shapes
+
+    def whole(self) -> list[Tensor]:
+        """The mean laid out as the parameters, in host memory. Collective where it is split."""
+        return self._copy.whole("a save within the tail")
 
     def state_dict(self) -> dict[str, Any]:
         """What is the same on every replica after converging; the mean itself is saved by others."""
@@ -69,14 +80,21 @@ class TailMean:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
-        for mean, whole in zip(self.mean, state["mean"], strict=True):
-            saved = local_part(whole)
-            mean.copy_(saved if saved.shape == mean.shape else saved[:1].expand_as(mean))
+        saved = [local_part(whole) for whole in state["mean"]]
+        fitting = [
+            one if one.shape == shape else one[:1].expand(shape)
+            for one, shape in zip(saved, self._shapes, strict=True)
+        ]
+        self._copy.take(fitting)
         self.num_taken, self.first_step = state["num_taken"], state["first_step"]
 
 
 class Tail:
     """The tail of a run: takes the weights of its last steps, and puts their mean in place at the end.
+
+    While replicas are equal and syncs see to it, each keeps a part of the mean. A replica that a sync finds
+    spoilt may have taken bad weights since the sync before: its part then begins again with the weights that
+    it was given.
 
     Args:
         replicas: whose weights they are.
@@ -86,31 +104,70 @@ class Tail:
     def __init__(self, replicas: Replicas, steps: range) -> None:
         self._replicas, self._steps = replicas, steps
         self._mean: TailMean | None = None
+        self._whole: list[Tensor] | None = None  # for a checkpoint, until the next step
 
-    def begin(self) -> None:
-        """The run begins, or begins again."""
-        self._mean = None  # give its memory back first
+    def begin(self, *, is_checked: bool) -> None:
+        """The run begins, or begins again.
+
+        Args:
+            is_checked: whether syncs see to it that equal replicas stay equal.
+        """
+        self._mean = self._whole = None  # give its memory back first
         if self._steps:
-            self._mean = TailMean(self._replicas.weights())
+            group = self._replicas.equal_group() if is_checked else ALONE
+            self._mean = TailMean(self._replicas.weights(), group)
 
     def step_made(self, num_steps: int) -> None:
         """After an optimizer step: take the weights if it belongs to the tail."""
-        if self._mean is not None and num_steps in self._steps:
+        self._whole = None
+        if self._mean is None or num_steps not in self._steps:
+            return
+        # Parts of replicas that differ, after a warm start, do not fit together. A sync makes them equal.
+        if self._mean.is_whole or not self._replicas.differ:
             self._mean.take(self._replicas.weights(), num_steps)
+
+    def replicas_healed(self, healed: Collection[int], num_steps: int) -> None:
+        """At a sync: these replicas were spoilt, and now hold what the others do."""
+        mean = self._mean
+        if not healed or mean is None or mean.is_whole or not mean.num_taken:
+            return
+        if self._replicas.index in healed:
+            mean.begin_again(self._replicas.weights())
+        if self._replicas.is_writer:
+            _log.warning(
+                "step %d: of the mean of the tail, the part of replica %s begins again",
+                num_steps,
+                ", ".join(map(str, sorted(healed))),
+            )
+
+    def hold_whole(self) -> None:
+        """Gather the mean for a checkpoint, until the next step. Collective where it is split."""
+        mean = self._mean
+        if mean is not None and not mean.is_whole and mean.num_taken and self._whole is None:
+            self._whole = mean.whole()
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether a checkpoint now could not hold the mean, because :meth:`hold_whole` was not called."""
+        mean = self._mean
+        return mean is not None and not mean.is_whole and mean.num_taken > 0 and self._whole is None
 
     def averaged(self) -> list[Tensor]:
         """Tensors that replicas average along with their parameters."""
-        if self._mean is None or not self._mean.num_taken:
+        if self._mean is None or not self._mean.is_whole or not self._mean.num_taken:
             return []
         self._mean.fit(self._replicas.weights())
         return self._mean.mean
 
     def finish(self, num_steps: int) -> int:
         """After the last step and its sync; the number of steps that the weights now are the mean of."""
-        mean, self._mean = self._mean, None
+        mean, self._mean, self._whole = self._mean, None, None
         if mean is None or not mean.num_taken:
             return 0
-        if not self._replicas.all_finite(mean.mean):  # on every replica alike: they have converged
+        is_finite = self._replicas.all_finite(mean.mean)
+        if not mean.is_whole:  # else it is so on every replica alike: they have converged
+            is_finite = not self._replicas.any(not is_finite)
+        if not is_finite:
             _log.warning("step %d: the mean of the tail is not finite, the last weights stay", num_steps)
             return 0
         mean.put(self._replicas.weights())
@@ -119,9 +176,16 @@ class Tail:
 
     def state_dict(self) -> dict[str, Any] | None:
         """What a checkpoint keeps; None before the first step of the tail."""
-        if self._mean is None or not (self._mean.num_taken or self._replicas.is_sharded):
+        mean = self._mean
+        is_there = mean is not None and mean.num_taken > 0 and not self.is_in_parts
+        if mean is None or not (is_there or self._replicas.is_sharded):
             return None
-        return {"mean": self._replicas.as_saved(self._mean.mean), **self._mean.state_dict()}
+        if not is_there:  # so that a distributed checkpoint has entries to load into
+            weights = [w.to(torch.promote_types(w.dtype, torch.float32)) for w in self._replicas.weights()]
+            return {"mean": self._replicas.as_saved(weights), **TailMean([]).state_dict()}
+        if self._whole is not None:  # nothing will change it: it need not be copied again
+            return {"mean": self._replicas.as_saved(self._whole, copies=False), **mean.state_dict()}
+        return {"mean": self._replicas.as_saved(mean.mean), **mean.state_dict()}
 
     def check_state(self, state: Any) -> None:
         """Raise if :meth:`load_state_dict` could not load this."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import LossSum
 
 __all__ = ["Replicas", "Report", "SavePoint", "Values"]
@@ -58,10 +59,13 @@ class Values(Protocol):
 
 
 class SavePoint(Protocol):
-    """Everything that training changes, as it was when the save point was made."""
+    """Weights and buffers as they were when the save point was made."""
 
     def restore(self) -> None:
-        """Put everything back on every replica. The save point stays good."""
+        """Put them back on every replica, with an optimizer as before its first step. Collective.
+
+        The save point stays good.
+        """
         ...
 
 
@@ -173,8 +177,13 @@ class Replicas(Protocol):
         """Called after :meth:`weights` were changed from outside."""
         ...
 
-    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies for a checkpoint of tensors laid out as :meth:`weights`."""
+    def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
+        """What a checkpoint holds of tensors laid out as :meth:`weights`: copies in host memory.
+
+        Args:
+            tensors: what is saved.
+            copies: False for tensors in host memory that nobody will change.
+        """
         ...
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
@@ -192,8 +201,15 @@ class Replicas(Protocol):
         """Add Gaussian noise to the parameters, a different draw for every replica (paper, eq. 10)."""
         ...
 
+    def equal_group(self) -> ReplicaGroup:
+        """Those who hold the same parameters now, so that each can keep a part of a copy.
+
+        This process alone where they differ, or where all of them live here.
+        """
+        ...
+
     def save_point(self, *, on_cpu: bool) -> SavePoint:
-        """Remember everything that training changes.
+        """Remember the weights and buffers. Collective only when it is restored.
 
         Args:
             on_cpu: keep the copies in host memory.

@@ -21,6 +21,7 @@ from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import LocalParts, as_saved, reshard
+from hdet.replicas.sliced import ALONE
 from hdet.replicas.tensors import Buffers, averaged_tensors, is_dry_step, layout_text, moments_of, names_of
 from hdet.replicas.warm_start import add_noise
 
@@ -189,9 +190,9 @@ class RankReplicas:
         """These are the model's own, but for whole parameters that fully_shard may still hold."""
         reshard(self._model)
 
-    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies for a checkpoint of tensors laid out as :meth:`weights`."""
-        return as_saved(tensors, self._whole())
+    def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
+        """What a checkpoint holds of tensors laid out as :meth:`weights`."""
+        return as_saved(tensors, self._whole(), copies=copies)
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
@@ -231,9 +232,13 @@ class RankReplicas:
         add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=self.index)
         self._has_parted = True
 
+    def equal_group(self) -> ReplicaGroup:
+        """All replicas while they ought to be equal, else this one alone."""
+        return self._group if self.has_others and not self.differ else ALONE
+
     def save_point(self, *, on_cpu: bool) -> RankSavePoint:
-        """Remember everything that training changes."""
-        return RankSavePoint(self._optimizer, self._model, on_cpu=on_cpu)
+        """Remember the weights and buffers."""
+        return RankSavePoint(self._optimizer, self._model, self.equal_group(), on_cpu=on_cpu)
 
 
 def _joined(rows: Sequence[Sequence[float]]) -> list[float]:

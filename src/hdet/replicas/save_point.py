@@ -1,53 +1,139 @@
-"""A save point of one process: a model, its optimizer and torch's generators, put back bit for bit."""
+"""A save point of one process: the weights and buffers of its model, put back bit for bit."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.device import accelerator_module
+from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import local_part, reshard
-from hdet.replicas.tensors import averaged_tensors
+from hdet.replicas.sliced import SlicedCopy
+from hdet.replicas.tensors import averaged_tensors, parameters_of
 
-__all__ = ["RankSavePoint", "generator_states", "restore_generators"]
+__all__ = [
+    "RankSavePoint",
+    "WeightsCopy",
+    "clear_state",
+    "generator_states",
+    "put_state",
+    "restore_generators",
+    "set_aside_state",
+]
+
+
+class WeightsCopy:
+    """A copy of weights, split over replicas that hold the same, and of buffers, whole in every process.
+
+    Buffers are small, and replicas that are equal may have other statistics: each sees its own batches.
+
+    Args:
+        weights: local parts where a replica is sharded.
+        buffers: the model's.
+        group: replicas that hold the same weights, and a part of the copy each.
+        device: where the copy lives; None for where the weights do.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        group: ReplicaGroup,
+        *,
+        device: str | None = None,
+    ) -> None:
+        self._weights, self._buffers = weights, buffers
+        self._of_weights = SlicedCopy(weights, group, device=device)
+        self._of_buffers = SlicedCopy(buffers, device=device)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in this process."""
+        return self._of_weights.is_whole
+
+    def take(self) -> None:
+        """Copy them anew, in the same memory. Not collective."""
+        self._of_weights.take(self._weights)
+        self._of_buffers.take(self._buffers)
+
+    def put(self, what: str) -> None:
+        """Put them back. Collective where the copy is split.
+
+        Args:
+            what: it belongs to, for the error where a replica does not come.
+        """
+        self._of_weights.put(self._weights, what)
+        self.put_buffers()
+
+    def put_buffers(self) -> None:
+        """Put the buffers back. Not collective."""
+        self._of_buffers.put(self._buffers)
 
 
 class RankSavePoint:
-    """A copy of everything that training changes in this process.
+    """A copy of what is trained, and of the model's buffers.
+
+    The optimizer's moments are not kept. They are twice the weights with Adam, and are those of a learning
+    rate that is about to be lowered: after a restore the optimizer begins again.
 
     Args:
-        optimizer: its parameters and its moments (none before the first step).
+        optimizer: its parameters.
         model: its other parameters, and its buffers.
+        group: replicas that hold the same weights, and a part of the copy each.
         on_cpu: keep the copies in host memory.
     """
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, on_cpu: bool) -> None:
-        self._optimizer = optimizer
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module | None, group: ReplicaGroup, *, on_cpu: bool
+    ) -> None:
+        self._optimizer, self._model = optimizer, model
         reshard(model)
-        tensors = averaged_tensors(optimizer, model) + ([] if model is None else list(model.buffers()))
-        self._model, self._tensors = model, [local_part(tensor) for tensor in tensors]
-        self._copies = [_copy(tensor, on_cpu) for tensor in self._tensors]
-        self._moments = [copy.deepcopy(optimizer.state.get(p)) for p in self._parameters()]
-        self._generators = generator_states()
+        weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
+        buffers = [] if model is None else [local_part(buffer) for buffer in model.buffers()]
+        self._copy = WeightsCopy(weights, buffers, group, device="cpu" if on_cpu else None)
 
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
-
-    @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back. The save point stays good."""
-        for tensor, saved in zip(self._tensors, self._copies, strict=True):
-            tensor.copy_(saved)
-        self._optimizer.state.clear()
-        for parameter, moments in zip(self._parameters(), self._moments, strict=True):
-            if moments is not None:
-                self._optimizer.state[parameter] = copy.deepcopy(moments)
+        """Put weights and buffers back, with an optimizer as before its first step. Collective.
+
+        The save point stays good.
+        """
+        self._copy.put("going back to a copy")
+        clear_state(self._optimizer)
+        for parameter in parameters_of(self._optimizer):
             parameter.grad = None
         reshard(self._model)
-        restore_generators(self._generators)
+
+
+@torch.no_grad()
+def clear_state(optimizer: Optimizer) -> None:
+    """Let an optimizer forget all steps, as if it were new."""
+    if not isinstance(optimizer, Adagrad):
+        optimizer.state.clear()
+        return
+    for group in optimizer.param_groups:  # it makes its state when it is built, and never again
+        for parameter in group["params"]:
+            optimizer.state[parameter]["sum"].fill_(group["initial_accumulator_value"])
+            optimizer.state[parameter]["step"].zero_()
+
+
+def set_aside_state(optimizer: Optimizer) -> dict[Tensor, Any]:
+    """What an optimizer knows, for :func:`put_state`. It goes on with a state of its own."""
+    kept = dict(optimizer.state)
+    if isinstance(optimizer, Adagrad):
+        optimizer.state.update({p: copy.deepcopy(state) for p, state in kept.items()})
+    clear_state(optimizer)
+    return kept
+
+
+def put_state(optimizer: Optimizer, kept: dict[Tensor, Any]) -> None:
+    """Give back what :func:`set_aside_state` has kept."""
+    optimizer.state.clear()
+    optimizer.state.update(kept)
 
 
 def generator_states() -> dict[str, Tensor]:
@@ -65,7 +151,3 @@ def restore_generators(states: dict[str, Tensor]) -> None:
     module = accelerator_module()
     if module is not None and "accelerator" in states:
         module.set_rng_state(states["accelerator"])
-
-
-def _copy(tensor: Tensor, on_cpu: bool) -> Tensor:
-    return tensor.detach().to("cpu" if on_cpu else tensor.device, copy=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import all_finite, rows_are_finite
 from hdet.replicas.losses import LossRows
 from hdet.replicas.port import Report, Values
@@ -17,7 +18,7 @@ from hdet.replicas.probe import run_probe
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.row_values import RowValues
 from hdet.replicas.rows import ModelRows, join, require_equal_sizes
-from hdet.replicas.save_point import generator_states, restore_generators
+from hdet.replicas.sliced import ALONE
 from hdet.replicas.warm_start import add_noise
 
 __all__ = ["StackedReplicas"]
@@ -197,9 +198,9 @@ class StackedReplicas:
         """Show them in the user's model."""
         self.rows.write_template(0)
 
-    def as_saved(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies for a checkpoint."""
-        return [tensor.detach().cpu().clone() for tensor in tensors]
+    def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
+        """What a checkpoint holds of them."""
+        return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
 
     def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
@@ -230,13 +231,17 @@ class StackedReplicas:
         self.rows.read_template()
         self._have_parted = False
 
+    def equal_group(self) -> ReplicaGroup:
+        """This process alone: all of them live here."""
+        return ALONE
+
     def save_point(self, *, on_cpu: bool) -> StackedSavePoint:
-        """Remember everything that training changes."""
+        """Remember the weights and buffers."""
         return StackedSavePoint(self, on_cpu=on_cpu)
 
 
 class StackedSavePoint:
-    """A copy of all rows, of the moments, and of torch's generators.
+    """A copy of all rows.
 
     Args:
         replicas: whose state it is.
@@ -249,14 +254,11 @@ class StackedSavePoint:
         count = replicas.num_distinct
         tensors = [rows[:count] for rows in replicas.rows.tensors()]
         self._rows = [rows.detach().to(device or rows.device, copy=True) for rows in tensors]
-        self._moments = replicas.row_optimizer.state_dict()
-        self._generators = generator_states()
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back. The save point stays good."""
+        """Put them back, and let the optimizer begin again. The save point stays good."""
         for rows, saved in zip(self._replicas.rows.tensors(), self._rows, strict=True):
             rows[: len(saved)].copy_(saved)
-        self._replicas.row_optimizer.load_state_dict(self._moments)
+        self._replicas.row_optimizer.clear()
         self._replicas.weights_written()
-        restore_generators(self._generators)

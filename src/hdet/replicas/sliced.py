@@ -1,0 +1,242 @@
+"""SlicedCopy: a copy of tensors that are equal on N replicas, of which each replica holds one part."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hdet.replicas.flat import KnownTensors, flat_view
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.patience import wait_for_all
+
+__all__ = ["ALONE", "BUCKET_BYTES", "SlicedCopy"]
+
+ALONE = ReplicaGroup(0, 1)
+"""For a copy that is whole in this process."""
+BUCKET_BYTES = 25 * 2**20 // 2
+"""What is gathered at a time. A backend may take as much again while it travels: one bucket together."""
+
+
+class SlicedCopy:
+    """A copy of a list of tensors, split over the replicas that hold the same.
+
+    Laid end to end, the tensors are cut into N parts of one length, and replica r keeps the r-th. Taking and
+    mixing work on that part alone and send nothing. Putting back is collective: all parts are gathered, a
+    bucket at a time. With a group of one it is a plain copy, and nothing is collective.
+
+    The replicas must hold the same tensors whenever they take: parts of different replicas make no whole.
+
+    Args:
+        tensors: what is copied, or zeros for now; local parts where a replica is sharded.
+        group: who holds the same; :data:`ALONE` for a whole copy.
+        is_zero: begin with zeros instead of the tensors.
+        widens: keep float32 where the tensors have fewer bits.
+        device: where the copy lives; None for where the tensors do.
+
+    >>> weights = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])]
+    >>> copy = SlicedCopy(weights)
+    >>> _ = weights[0].zero_()
+    >>> copy.put(weights)
+    >>> weights
+    [tensor([1., 2.]), tensor([[3.]])]
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        group: ReplicaGroup = ALONE,
+        *,
+        is_zero: bool = False,
+        widens: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self._group = group if group.communicates else ALONE
+        self._layouts = [_layout(tensor) for tensor in tensors]
+        members: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            members.setdefault((tensor.device, _real(tensor).dtype), []).append(i)
+        self._kinds = []
+        for (home, dtype), indices in members.items():
+            kept = torch.promote_types(dtype, torch.float32) if widens else dtype
+            sizes = [_real(tensors[i]).numel() for i in indices]
+            self._kinds.append(_Kind(indices, sizes, self._group, kept, device or home, is_zero))
+        self._known = KnownTensors()
+        self._views: list[list[Tensor]] = []
+        if not is_zero:
+            self.take(tensors)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in this process."""
+        return self._group.count == 1
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What this process holds, as flat tensors."""
+        return [kind.kept for kind in self._kinds]
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Copy this replica's part of the tensors. Not collective."""
+        for kind, views in zip(self._kinds, self._views_of(tensors), strict=True):
+            if views:
+                torch._foreach_copy_(kind.pieces, views)  # pyright: ignore[reportPrivateImportUsage]
+
+    @torch.no_grad()
+    def lerp(self, tensors: Sequence[Tensor], share: float) -> None:
+        """Move this replica's part by a share of the way to the tensors. Not collective."""
+        for kind, views in zip(self._kinds, self._views_of(tensors), strict=True):
+            if not views:
+                continue
+            if (views[0].dtype, views[0].device) == (kind.kept.dtype, kind.kept.device):
+                torch._foreach_lerp_(kind.pieces, views, share)  # pyright: ignore[reportPrivateImportUsage]
+            else:  # one wide copy at a time
+                for piece, view in zip(kind.pieces, views, strict=True):
+                    piece.lerp_(view.to(piece), share)
+
+    @torch.no_grad()
+    def put(self, tensors: Sequence[Tensor], what: str = "putting a copy back") -> None:
+        """Give the tensors the whole copy. Collective where it is split.
+
+        Args:
+            tensors: laid out as those that were copied.
+            what: it belongs to, for the error where a replica does not come.
+        """
+        flats, borrowed = self._flats(tensors)
+        for kind in self._kinds:
+            if self.is_whole:
+                for (i, _, _), piece in zip(kind.places, kind.pieces, strict=True):
+                    flats[i].copy_(piece)
+            else:
+                _gather_into(kind, [flats[i] for i in kind.indices], self._group, what)
+        for tensor, held in borrowed:
+            tensor.copy_(held)
+
+    def whole(self, what: str = "gathering a copy") -> list[Tensor]:
+        """All of it as new tensors in host memory, laid out as those that were copied. Collective."""
+        kept = {i: kind.kept.dtype for kind in self._kinds for i in kind.indices}
+        made = [
+            torch.empty_strided(shape, stride, dtype=kept[i].to_complex() if is_complex else kept[i])
+            for i, (shape, stride, is_complex) in enumerate(self._layouts)
+        ]
+        self.put(made, what)
+        return made
+
+    def shaped(self) -> list[Tensor]:
+        """A whole copy as tensors of the shapes that were copied, which share its memory."""
+        assert self.is_whole, "a part of a copy has no shapes"
+        made: list[Tensor | None] = [None] * len(self._layouts)
+        for kind in self._kinds:
+            for i, (start, stop) in zip(kind.indices, pairwise(kind.ends), strict=True):
+                shape, stride, is_complex = self._layouts[i]
+                flat = kind.kept[start:stop]
+                flat = torch.view_as_complex(flat.view(-1, 2)) if is_complex else flat
+                made[i] = flat.as_strided(shape, stride, flat.storage_offset())
+        return [tensor for tensor in made if tensor is not None]
+
+    # --- flat views ----------------------------------------------------------------------------------
+
+    def _views_of(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """This replica's part of the tensors, as flat pieces, by kind."""
+        if self._known.are(tensors):
+            return self._views
+        flats, borrowed = self._flats(tensors, reads=True)
+        views = [[flats[i][start:stop] for i, start, stop in kind.places] for kind in self._kinds]
+        if not borrowed:
+            self._views = views
+            self._known.remember(tensors)
+        return views
+
+    def _flats(
+        self, tensors: Sequence[Tensor], *, reads: bool = False
+    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Each tensor in the order of memory; what is laid out otherwise has its contents in between."""
+        flats, borrowed = [], []
+        for tensor, layout in zip(tensors, self._layouts, strict=True):
+            held = tensor.detach()
+            if _layout(held) != layout or flat_view(_real(held)) is None:
+                held = torch.empty_strided(layout[0], layout[1], dtype=held.dtype, device=held.device)
+                if reads:
+                    held.copy_(tensor)
+                borrowed.append((tensor, held))
+            flat = flat_view(_real(held))
+            assert flat is not None
+            flats.append(flat)
+        return flats, borrowed
+
+
+class _Kind:
+    """The tensors of one device and one dtype, laid end to end, and the part of them that is kept here."""
+
+    def __init__(
+        self,
+        indices: list[int],
+        sizes: list[int],
+        group: ReplicaGroup,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        is_zero: bool,
+    ) -> None:
+        self.indices = indices
+        self.ends = list(accumulate(sizes, initial=0))
+        self.length = -(-self.ends[-1] // group.count)
+        start, stop = self.range_of(group.index)
+        make = torch.zeros if is_zero else torch.empty
+        self.kept = make(stop - start, dtype=dtype, device=device)
+        self.places = [(indices[k], a, b) for k, a, b in self.spans(start, stop)]
+        self.pieces = list(self.kept.split([b - a for _, a, b in self.places])) if self.places else []
+
+    def range_of(self, replica: int) -> tuple[int, int]:
+        """Where the part of a replica begins and ends."""
+        total = self.ends[-1]
+        return min(replica * self.length, total), min((replica + 1) * self.length, total)
+
+    def spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Which tensors lie between these places: their number here, and from where to where."""
+        first = max(0, bisect_right(self.ends, start) - 1)
+        for k, (low, high) in enumerate(pairwise(self.ends[first:]), first):
+            if low >= stop:
+                return
+            a, b = max(start, low), min(stop, high)
+            if a < b:
+                yield k, a - low, b - low
+
+
+def _gather_into(kind: _Kind, flats: Sequence[Tensor], group: ReplicaGroup, what: str) -> None:
+    """Give flat tensors all parts, a bucket at a time. Collective."""
+    assert group.process_group is not None
+    if not kind.length:
+        return
+    # What is narrower than the copy is rounded before it travels: half the bytes, the same result.
+    dtype = min(flats[0].dtype, kind.kept.dtype, key=lambda kind: kind.itemsize)
+    width = max(1, min(kind.length, BUCKET_BYTES // (dtype.itemsize * group.count)))
+    bucket = torch.empty(group.count, width, dtype=dtype, device=group.device)
+    for offset in range(0, kind.length, width):
+        part = kind.kept[offset : offset + width]
+        bucket[group.index, : part.numel()].copy_(part)
+        sent = [row.view(torch.uint8) for row in bucket]  # not every backend knows every dtype
+        work = dist.all_gather(sent, sent[group.index], group=group.process_group, async_op=True)
+        wait_for_all(work, group, group.process_group, what)
+        for replica, row in enumerate(bucket):
+            start, stop = kind.range_of(replica)
+            start, place = min(start + offset, stop), 0
+            for k, a, b in kind.spans(start, min(start + width, stop)):
+                flats[k][a:b].copy_(row[place : place + b - a])
+                place += b - a
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+
+def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], bool]:
+    """Shape and strides without gaps: a tensor's own, or those in the usual order."""
+    stride = tensor.stride()
+    if flat_view(tensor) is None:
+        stride = torch.empty(tensor.shape, device="meta").stride()
+    return tensor.shape, stride, tensor.is_complex()

@@ -1,0 +1,111 @@
+"""MemoryMeter: the bytes of the tensors that hdet makes, by part, counted one by one."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import hdet
+
+__all__ = ["MemoryMeter"]
+
+_HDET = str(Path(hdet.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_TRAINING = tuple(f"{_TORCH}/{room}/" for room in ("autograd", "nn", "optim"))
+_NEUTRAL = (_TORCH, _HDET, copy.__file__, "<")
+_OWNERS = (("ensemble/tail.py", "tail"), ("ensemble/guarding.py", "guard"), ("find.py", "search"))
+_BUCKETS = (("replicas/average.py", None), ("replicas/sliced.py", "_gather_into"))
+_SAVING = (("ensemble/tail.py", "hold_whole"), ("ensemble/tail.py", "state_dict"))
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Counts the memory that hdet takes beside that of the training, and its peak.
+
+    A tensor belongs to the innermost code that made it. What the model, the optimizer and autograd make is
+    the training's, also where hdet has called them in a trial. Memory that a backend takes for itself while a
+    message travels is not seen.
+
+    >>> with MemoryMeter() as meter:
+    ...     _ = torch.zeros(100)  # not hdet's
+    >>> meter.peak_bytes
+    0
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[int, tuple[StorageWeakRef, str, int]] = {}
+        self.peak_bytes = 0
+        """The most at any time, of all parts together."""
+        self.at_peak: Mapping[str, int] = {}
+        """How the peak divides into parts."""
+        self.peak_of: dict[str, int] = {}
+        """The most that each part took at its own time."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        part = _part_of(sys._getframe(1))  # noqa: SLF001
+        if part is None:
+            return func(*args, **(kwargs or {}))
+        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and _address(tensor) not in given:
+                self._count(tensor, part)
+        return made
+
+    def _count(self, tensor: Tensor, part: str) -> None:
+        storage = tensor.untyped_storage()
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+        self._live[_address(tensor)] = (StorageWeakRef(storage), part, storage.nbytes())
+        now = self.bytes_by_part()
+        for name, size in now.items():
+            self.peak_of[name] = max(size, self.peak_of.get(name, 0))
+        if sum(now.values()) > self.peak_bytes:
+            self.peak_bytes, self.at_peak = sum(now.values()), now
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """What is held now."""
+        now: dict[str, int] = {}
+        for reference, part, size in self._live.values():
+            if not reference.expired():
+                now[part] = now.get(part, 0) + size
+        return now
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # noqa: SLF001
+
+
+def _part_of(frame: FrameType | None) -> str | None:
+    """The part that a new tensor belongs to; None for the training."""
+    calls: list[tuple[str, str]] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_HDET) and file != __file__:
+            calls.append((file[len(_HDET) + 1 :], frame.f_code.co_name))
+        elif not calls and (file.startswith(_TRAINING) or not file.startswith(_NEUTRAL)):
+            return None
+        frame = frame.f_back
+    if not calls:
+        return None
+    if _is_among(calls, _SAVING):
+        return "saving"
+    if _is_among(calls, _BUCKETS):
+        return "bucket"
+    files = {file for file, _ in calls}
+    return next((part for file, part in _OWNERS if file in files), "other")
+
+
+def _is_among(calls: Sequence[tuple[str, str]], places: Sequence[tuple[str, str | None]]) -> bool:
+    return any(file == f and name in (None, n) for f, n in calls for file, name in places)
