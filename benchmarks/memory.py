@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.run.memory_cost import memory_cost
 from hdet.run.memory_meter import MemoryMeter
 from tests.helpers.replicas import end_processes, run_replicas
 
 __all__ = ["measure"]
 
 FILE = Path(__file__).parent / "memory.json"
-STEPS = 60
+STEPS = 50
 
 
 class Model(nn.Module):
@@ -53,7 +54,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - x.roll(1, dims=1)).square().mean()
 
 
-def run(rank: int, num_parameters: int, optimizer_name: str, dtype: str, saves: bool) -> dict[str, Any]:
+def run(rank: int, num_parameters: int, optimizer_name: str, dtype: str) -> dict[str, Any]:
     """A whole run in this process, as one replica; what its meter has counted."""
     torch.manual_seed(0)
     net = Model(num_parameters).to(getattr(torch, dtype))
@@ -79,12 +80,13 @@ def run(rank: int, num_parameters: int, optimizer_name: str, dtype: str, saves: 
             loss.backward()
             optimizer.step()
             auto.step(loss)
-            if saves and step == STEPS - 2:
+            if step == STEPS - 2:
                 auto.converge()
                 auto.state_dict()
     return {
         "parameter_bytes": sum(p.numel() * p.element_size() for p in net.parameters()),
         "peak": meter.peak_bytes,
+        "peak_while_saving": meter.peak_while_saving,
         "at_peak": dict(meter.at_peak),
         "peak_of_search": search_peak,
         "parts_of_search": search,
@@ -99,10 +101,9 @@ def measure(
     *,
     optimizer: str = "adamw",
     dtype: str = "float32",
-    saves: bool = False,
 ) -> dict[str, Any]:
     """The rank that takes most, with bytes as multiples of the parameters."""
-    answers = run_replicas(run, num_ranks, num_parameters, optimizer, dtype, saves, timeout_seconds=3600)
+    answers = run_replicas(run, num_ranks, num_parameters, optimizer, dtype, timeout_seconds=3600)
     most = max(answers, key=lambda answer: answer["peak"])
     size = most["parameter_bytes"]
 
@@ -114,9 +115,9 @@ def measure(
         "ranks": num_ranks,
         "optimizer": optimizer,
         "dtype": dtype,
-        "saves": saves,
         "parameter_bytes": size,
         "peak_bytes": most["peak"],
+        "peak_while_saving_bytes": most["peak_while_saving"],
         "peak": round(most["peak"] / size, 4),
         "at_peak": multiples(most["at_peak"]),
         "peak_of": multiples(most["peak_of"]),
@@ -136,13 +137,18 @@ def main() -> None:
     rows = []
     for num_parameters in map(float, options.parameters.split(",")):
         for num_ranks in map(int, options.ranks.split(",")):
-            for saves in (False, True):
-                began = time.monotonic()
-                row = measure(round(num_parameters), num_ranks, optimizer=options.optimizer, saves=saves)
-                rows.append(row)
-                print(f"{time.monotonic() - began:.0f} s", json.dumps(row), flush=True)
+            began = time.monotonic()
+            row = measure(round(num_parameters), num_ranks, optimizer=options.optimizer)
+            cost = memory_cost(row["parameter_bytes"] // 4, num_ranks)
+            row |= {"planned_bytes": cost.peak, "planned_while_saving_bytes": cost.peak_while_saving}
+            row["measured_over_planned"] = round(row["peak_bytes"] / cost.peak, 4)
+            rows.append(row)
+            print(f"{time.monotonic() - began:.0f} s", json.dumps(row), flush=True)
     end_processes()
     records = json.loads(FILE.read_text()) if FILE.exists() else {}
+    measured = {(row["parameters"], row["ranks"]) for row in rows}
+    earlier = records.get(options.name, {"rows": []})["rows"]
+    rows += [row for row in earlier if (row["parameters"], row["ranks"]) not in measured]
     records[options.name] = {
         "command": "python -m benchmarks.memory",
         "torch": torch.__version__,

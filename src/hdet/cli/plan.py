@@ -3,66 +3,197 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from hdet.cli.options import Json
 from hdet.cli.output import Screen, usage_errors
+from hdet.core.recipe import Recipe
+from hdet.run.memory_cost import MemoryCost, memory_cost, num_moments_of
+from hdet.run.search_cost import SearchCost, search_cost
+from hdet.run.sync_cost import Plan
 from hdet.run.sync_cost import plan as predict
 
 __all__ = ["plan"]
 
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
 
 def plan(
-    parameters: Annotated[str, typer.Option(help="Parameters of one replica, such as 125e6 or 7B.")],
     replicas: Annotated[int, typer.Option(help="Number of replicas, N.")],
-    step_seconds: Annotated[float, typer.Option(help="Time of one training step without hdet.")],
-    bandwidth: Annotated[float, typer.Option(help="What one replica can send, in Gbit/s.")],
-    sync_every: Annotated[int, typer.Option(help="Steps per round, T.")] = 1000,
-    steps: Annotated[int | None, typer.Option(help="Length of the run, for the totals.")] = None,
-    bytes_per_parameter: Annotated[int, typer.Option(help="4 for float32, 2 for half precisions.")] = 4,
-    latency_ms: Annotated[float, typer.Option(help="Time of a collective of one number.")] = 1.0,
-    finder: Annotated[
-        bool, typer.Option("--finder", help="Count the two copies of the weights that a finder keeps.")
-    ] = False,
+    parameters: Annotated[
+        str | None, typer.Option(help="Parameters of one replica, such as 125e6 or 7B.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Instead: file.py:function that builds the model. It takes no memory."),
+    ] = None,
+    shards: Annotated[int, typer.Option(help="Ranks that hold a replica together (fully_shard).")] = 1,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the parameters: float32, bfloat16, float16, float64.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, sgd-momentum, adam, adamw, muon or lion.")] = "adamw",
+    steps: Annotated[int, typer.Option(help="Length of the run.")] = 10_000,
+    sync_every: Annotated[int | None, typer.Option(help="Steps per round, T. [default: AutoLR's]")] = None,
+    spread: Annotated[
+        float, typer.Option(help="Of what is explored. Above 0 replicas differ and are averaged.")
+    ] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Examples of a batch on one rank.")] = 32,
+    step_seconds: Annotated[
+        float | None, typer.Option(help="Time of one training step without hdet, for the overhead.")
+    ] = None,
+    bandwidth: Annotated[
+        str, typer.Option(help="What one rank can send, in Gbit/s; several with commas.")
+    ] = "10,100,400",
+    latency_ms: Annotated[
+        float, typer.Option(help="Time of a collective of one number: about 1 with gloo, 0.05 with NCCL.")
+    ] = 1.0,
+    memory_bandwidth: Annotated[
+        float, typer.Option(help="Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU.")
+    ] = 10.0,
     is_json: Json = False,
 ) -> None:
-    """Predict what syncs cost: time, bytes and memory, before a run.
+    """Predict what hdet costs before a run: memory by part, bytes and seconds of syncs, steps of the search.
 
-    Example: hdet plan --parameters 1.3B --replicas 32 --step-seconds 0.8 --bandwidth 100
+    What does it cost for 7 B parameters on 64 GPUs, as 8 replicas of 8 ranks?
+
+    hdet plan --parameters 7B --dtype bfloat16 --replicas 8 --shards 8 --step-seconds 2 --latency-ms 0.05
+    --memory-bandwidth 2000
     """
     screen = Screen(is_json=is_json, is_quiet=False)
     with usage_errors():
-        costs = predict(
-            _count(parameters),
+        count, size = _size_of(parameters, model, dtype)
+        recipe = Recipe(total_steps=steps, sync_every=sync_every)
+        are_equal = spread == 0
+        memory = memory_cost(
+            count,
             replicas,
-            step_seconds,
-            bandwidth * 1e9 / 8,
-            sync_every,
-            bytes_per_parameter,
-            latency_ms / 1000,
-            steps,
-            copies=2 if finder else 0,
+            num_shards=shards,
+            bytes_per_parameter=size,
+            num_moments=num_moments_of(optimizer),
+            are_equal=are_equal,
         )
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("a sync takes", f"{costs.seconds_per_sync:.3g} s")
-    table.add_row("overhead", f"{costs.overhead_percent:.3g} % of training time")
-    table.add_row(
-        "sent by each replica",
-        f"{_bytes(costs.bytes_per_sync)} per sync, {_bytes(costs.bytes_per_step)} per step "
-        f"(gradients: {_bytes(costs.ddp_bytes_per_step)} per step, so {costs.traffic_percent:.2g} % more)",
+        links = {
+            speed: predict(
+                -(-count // shards),
+                replicas,
+                step_seconds or 1.0,
+                speed * 1e9 / 8,
+                recipe.steps_per_round,
+                size,
+                latency_ms / 1000,
+                steps,
+                averages=not are_equal,
+                num_shards=shards,
+                memory_bandwidth_bytes_per_second=memory_bandwidth * 1e9,
+            )
+            for speed in _speeds(bandwidth)
+        }
+        search = search_cost(
+            steps, replicas, batch_size=batch_size, num_shards=shards, bytes_on_rank=memory.parameters
+        )
+    screen.show(_memory_table(memory, count, replicas, shards))
+    screen.show(_sync_table(links, recipe.steps_per_round, steps, step_seconds))
+    screen.show(_search_table(search, steps))
+    screen.say(
+        f"Settings: {latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
+        f"{memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
-    table.add_row("extra memory", _bytes(costs.extra_memory_bytes))
-    table.add_row("smallest T for 0.1 %", str(costs.suggested_sync_every))
-    if costs.sync_seconds is not None and costs.training_seconds is not None:
+    screen.give(
+        {
+            "parameters": count,
+            "replicas": replicas,
+            "shards": shards,
+            "sync_every": recipe.steps_per_round,
+            "memory": asdict(memory),
+            "links": [
+                {"gbit_per_second": speed} | _known(sync, step_seconds) for speed, sync in links.items()
+            ],
+            "search": asdict(search),
+            "settings": {"latency_ms": latency_ms, "memory_bandwidth": memory_bandwidth},
+        }
+    )
+
+
+def _known(sync: Plan, step_seconds: float | None) -> dict[str, Any]:
+    """Without what follows from the time of a step, where it was not given."""
+    found = asdict(sync)
+    if step_seconds is None:
+        for name in ("overhead_percent", "training_seconds", "suggested_sync_every"):
+            found[name] = None
+    return found
+
+
+def _memory_table(memory: MemoryCost, count: int, replicas: int, shards: int) -> Table:
+    title = f"Memory of each rank: {count:,} parameters, {replicas} replicas of {shards} rank(s)"
+    table = Table("part", "bytes", "of the parameters", title=title, title_justify="left")
+    rows = {
+        "training itself: parameters, gradients, moments": memory.training,
+        "guard: three copies to go back to": memory.guard,
+        "tail: mean of the last steps": memory.tail,
+        "search: two copies, before the run only": memory.search,
+        "bucket for messages, at most": memory.bucket,
+        "saving within the tail": memory.saving,
+        "hdet, most at a time": memory.peak,
+        "hdet, most at a time while saving": memory.peak_while_saving,
+    }
+    for what, size in rows.items():
+        table.add_row(what, _bytes(size), f"{size / memory.parameters:.3g}")
+    return table
+
+
+def _sync_table(links: dict[float, Plan], sync_every: int, steps: int, step_seconds: float | None) -> Table:
+    title = f"A sync, every {sync_every} steps of {steps}"
+    table = Table("link", "messages", "sent", "seconds", "whole run", title=title, title_justify="left")
+    if step_seconds is not None:
+        table.add_column("overhead")
+    for speed, sync in links.items():
         table.add_row(
-            "whole run",
-            f"{costs.num_syncs} syncs, {costs.sync_seconds:.3g} s on top of {costs.training_seconds:.4g} s",
+            f"{speed:g} Gbit/s",
+            str(sync.num_collectives_per_sync),
+            _bytes(sync.bytes_per_sync),
+            f"{sync.seconds_per_sync:.3g}",
+            f"{sync.num_syncs} syncs, {sync.sync_seconds:.3g} s",
+            *([] if step_seconds is None else [f"{sync.overhead_percent:.3g} %"]),
         )
-    screen.show(table)
-    screen.give(asdict(costs))
+    return table
+
+
+def _search_table(search: SearchCost, steps: int) -> Table:
+    table = Table("steps", "of the run", "trials at a time", "sent", title="The search", title_justify="left")
+    low, high = search.fewest_steps, search.most_steps
+    table.add_row(
+        f"{low} to {high}",
+        f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %",
+        str(search.trials_at_a_time),
+        _bytes(search.bytes_sent),
+    )
+    return table
+
+
+def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tuple[int, int]:
+    """The number of parameters, and the bytes of one."""
+    if (parameters is None) == (model is None):
+        raise ValueError("give either --parameters or --model, not both and not none")
+    if dtype is not None and dtype not in _BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {dtype!r}")
+    if model is not None:
+        from hdet.run.model_size import model_size  # it needs torch
+
+        count, size = model_size(model)
+    else:
+        assert parameters is not None
+        count, size = _count(parameters), 4
+    return count, size if dtype is None else _BYTES[dtype]
+
+
+def _speeds(text: str) -> list[float]:
+    try:
+        return [float(speed) for speed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"bandwidth must be numbers with commas, such as 10,100, got {text!r}") from None
 
 
 def _count(text: str) -> int:

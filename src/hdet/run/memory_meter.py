@@ -45,7 +45,9 @@ class MemoryMeter(TorchDispatchMode):
         super().__init__()
         self._live: dict[int, tuple[StorageWeakRef, str, int]] = {}
         self.peak_bytes = 0
-        """The most at any time, of all parts together."""
+        """The most at any time, of all parts together but for saving."""
+        self.peak_while_saving = 0
+        """The most at any time."""
         self.at_peak: Mapping[str, int] = {}
         """How the peak divides into parts."""
         self.peak_of: dict[str, int] = {}
@@ -71,6 +73,8 @@ class MemoryMeter(TorchDispatchMode):
         now = self.bytes_by_part()
         for name, size in now.items():
             self.peak_of[name] = max(size, self.peak_of.get(name, 0))
+        self.peak_while_saving = max(self.peak_while_saving, sum(now.values()))
+        now.pop("saving", None)
         if sum(now.values()) > self.peak_bytes:
             self.peak_bytes, self.at_peak = sum(now.values()), now
 

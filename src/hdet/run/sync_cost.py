@@ -1,4 +1,4 @@
-"""What a sync will cost, before a run: seconds, bytes and memory from five numbers."""
+"""What a sync will cost, before a run: seconds and bytes from five numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = ["Plan", "plan"]
 
 ACCEPTED_OVERHEAD_PERCENT = 0.1
 """What the suggestion keeps to; the benchmark holds the library to it too."""
+_REPORT_BYTES = 64
+"""Eight numbers in double precision: losses, health, step, base, checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,7 @@ class Plan:
     """What :func:`plan` predicts."""
 
     num_collectives_per_sync: int
-    """All-reduces of half a bucket each, and the small exchange of losses."""
+    """The small exchange of losses, and all-reduces of half a bucket each where replicas are averaged."""
     bytes_per_sync: float
     """Sent by each replica in one sync."""
     bytes_per_step: float
@@ -32,13 +34,11 @@ class Plan:
     latency_seconds_per_sync: float
     """Time until collectives start."""
     copy_seconds_per_sync: float
-    """Time to check the weights for NaN, to copy them into buckets, and back."""
+    """Time to check the weights, to copy them into buckets, and back."""
     seconds_per_sync: float
     """The three together; in truth copies and transfers overlap in part."""
     overhead_percent: float
     """Time of the syncs over time of the training."""
-    extra_memory_bytes: int
-    """On each replica: one bucket, and the copies of the weights that were asked for."""
     suggested_sync_every: int
     """The smallest ``sync_every`` whose overhead is at most 0.1 %."""
     num_syncs: int | None = None
@@ -59,7 +59,8 @@ def plan(
     latency_seconds: float = 1e-3,
     num_steps: int | None = None,
     *,
-    copies: int = 0,
+    averages: bool = True,
+    num_shards: int = 1,
     bucket_mib: float = 25.0,
     memory_bandwidth_bytes_per_second: float = 10e9,
 ) -> Plan:
@@ -75,6 +76,10 @@ def plan(
     tensors skip the copies, and copies go on during transfers. The overhead is
     :math:`t / (T \cdot \text{step\_seconds})`.
 
+    Replicas that are equal are not averaged. A sync then is one all-gather of eight numbers per replica,
+    :math:`64 (N - 1)` bytes, and two passes over the weights, for NaN and for a checksum. The all-gather is
+    all that grows with :math:`N`.
+
     Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter; the
     gradients of plain data-parallel training count what they have. One replica syncs with nobody, at no cost.
     Optimizer moments that are averaged too are not counted. ``hdet doctor`` measures bandwidth and latency
@@ -89,7 +94,8 @@ def plan(
         bytes_per_parameter: 4 for float32, 2 for half precisions.
         latency_seconds: time of a collective of one number: 1 ms with gloo, 0.05 ms with NCCL in one machine.
         num_steps: length of the run, for the totals.
-        copies: further copies of the weights that are kept: 2 with a finder.
+        averages: whether replicas differ, so that a sync averages them; not in ``AutoLR``.
+        num_shards: ranks that hold a replica together; they exchange their numbers first.
         bucket_mib: buffer size for averaging, in MiB.
         memory_bandwidth_bytes_per_second: 10 GB/s for one core, 1 TB/s or more for a GPU.
 
@@ -110,7 +116,7 @@ def plan(
     require_number("latency_seconds", latency_seconds, at_least=0)
     if num_steps is not None:
         require_count("num_steps", num_steps)
-    require_count("copies", copies, at_least=0)
+    require_count("num_shards", num_shards)
     require_number("bucket_mib", bucket_mib, above=0)
     require_number("memory_bandwidth_bytes_per_second", memory_bandwidth_bytes_per_second, above=0)
 
@@ -120,13 +126,18 @@ def plan(
     averaged_bytes = num_parameters * max(4, bytes_per_parameter)  # half precisions are summed in float32
     bucket_bytes = int(bucket_mib * 2**20)
 
-    num_collectives = math.ceil(averaged_bytes / (bucket_bytes / 2)) + 1 if syncs else 0
-    transfer = ring * averaged_bytes / bandwidth_bytes_per_second
+    num_buckets = math.ceil(averaged_bytes / (bucket_bytes / 2)) if averages else 0
+    num_collectives = num_buckets + 1 + (num_shards > 1) if syncs else 0
+    bytes_per_sync = ring * averaged_bytes
+    if not averages:
+        bytes_per_sync = float(_REPORT_BYTES * (num_replicas - 1 + num_shards - 1)) if syncs else 0.0
+    touched_bytes = 5 * averaged_bytes if averages else 2 * weight_bytes
+    transfer = bytes_per_sync / bandwidth_bytes_per_second
     latency = num_collectives * latency_seconds
-    copy = 5 * averaged_bytes / memory_bandwidth_bytes_per_second if syncs else 0.0
+    copy = touched_bytes / memory_bandwidth_bytes_per_second if syncs else 0.0
     seconds_per_sync = transfer + latency + copy
 
-    bytes_per_step = ring * averaged_bytes / sync_every
+    bytes_per_step = bytes_per_sync / sync_every
     ddp_bytes_per_step = ring * weight_bytes
     exact = 100 * seconds_per_sync / (ACCEPTED_OVERHEAD_PERCENT * step_seconds)
     num_syncs = None
@@ -134,7 +145,7 @@ def plan(
         num_syncs = math.ceil(num_steps / sync_every) if syncs else 0  # the last step is one
     return Plan(
         num_collectives_per_sync=num_collectives,
-        bytes_per_sync=ring * averaged_bytes,
+        bytes_per_sync=bytes_per_sync,
         bytes_per_step=bytes_per_step,
         ddp_bytes_per_step=ddp_bytes_per_step,
         traffic_percent=100 * bytes_per_step / ddp_bytes_per_step if syncs else 0.0,
@@ -143,7 +154,6 @@ def plan(
         copy_seconds_per_sync=copy,
         seconds_per_sync=seconds_per_sync,
         overhead_percent=100 * seconds_per_sync / (sync_every * step_seconds),
-        extra_memory_bytes=(min(bucket_bytes, averaged_bytes) if syncs else 0) + copies * weight_bytes,
         suggested_sync_every=max(1, math.ceil(exact * (1 - 1e-12))),  # rounding must not add a step
         num_syncs=num_syncs,
         training_seconds=None if num_steps is None else num_steps * step_seconds,

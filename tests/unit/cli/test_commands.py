@@ -311,12 +311,33 @@ def test_trackers_can_be_named(hdet, tmp_path):
 
 def test_plan_predicts_and_explains(hdet, tmp_path):
     arguments = ["--parameters", "125M", "--replicas", "8", "--step-seconds", "0.5", "--bandwidth", "25"]
+    averaged = [*arguments, "--spread", "0.1", "--sync-every", "1000"]
+    out, _ = hdet("plan", *averaged, "--json")
+    assert json.loads(out)["links"][0]["overhead_percent"] == pytest.approx(0.114, abs=0.001)
     out, _ = hdet("plan", *arguments, "--json")
-    assert json.loads(out)["overhead_percent"] == pytest.approx(0.114, abs=0.001)
+    answer = json.loads(out)
+    assert answer["links"][0]["bytes_per_sync"] == 64 * 7
+    assert answer["memory"]["guard"] == 3 * answer["memory"]["tail"] == 3 * 500_000_000 / 8
+    assert answer["search"]["most_steps"] == 315
     out, _ = hdet("plan", *arguments)
-    assert "% of training time" in out
+    assert "tail: mean of the last steps" in out and "The search" in out
     _, err = hdet("plan", *arguments[2:], "--parameters", "lots", expect=2)
     assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
+    _, err = hdet("plan", *arguments[2:], expect=2)
+    assert "give either --parameters or --model" in err
+
+
+def test_plan_takes_a_model_without_building_it(hdet, tmp_path):
+    code = (
+        "import torch\n\n\ndef build():\n    return torch.nn.Linear(100_000, 100_000, dtype=torch.bfloat16)\n"
+    )
+    (tmp_path / "big.py").write_text(code)  # 20 GB, if it were built
+    out, _ = hdet("plan", "--model", f"{tmp_path}/big.py:build", "--replicas", "4", "--json")
+    answer = json.loads(out)
+    assert answer["parameters"] == 10**10 + 10**5
+    assert answer["memory"]["parameters"] == 2 * answer["parameters"]
+    _, err = hdet("plan", "--model", f"{tmp_path}/big.py:other", "--replicas", "4", expect=2)
+    assert "model must name a function" in err
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])

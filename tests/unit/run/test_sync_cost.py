@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from hdet.run.sync_cost import Plan, plan
 
-MIB = 2**20
-
 
 def test_by_hand() -> None:
     # 4 replicas, 10 M float32 weights: 40 MB, 1.5 times of it sent; 4 half buckets and one exchange.
@@ -20,7 +18,6 @@ def test_by_hand() -> None:
         200,
         latency_seconds=0.002,
         num_steps=1001,
-        copies=2,
         memory_bandwidth_bytes_per_second=20e9,
     )
     expected = Plan(
@@ -34,7 +31,6 @@ def test_by_hand() -> None:
         copy_seconds_per_sync=0.01,
         seconds_per_sync=0.08,
         overhead_percent=0.16,
-        extra_memory_bytes=25 * MIB + 80_000_000,
         suggested_sync_every=320,
         num_syncs=6,
         training_seconds=250.25,
@@ -46,12 +42,11 @@ def test_by_hand() -> None:
 
 def test_half_precision_travels_as_single() -> None:
     single = plan(1_000_000, 2, 0.1, 1e9, 100)
-    half = plan(1_000_000, 2, 0.1, 1e9, 100, bytes_per_parameter=2, copies=1)
+    half = plan(1_000_000, 2, 0.1, 1e9, 100, bytes_per_parameter=2)
     assert half.bytes_per_sync == single.bytes_per_sync == 4e6
     assert half.ddp_bytes_per_step == single.ddp_bytes_per_step / 2
     assert half.traffic_percent == 2 * single.traffic_percent == 2.0
     assert half.seconds_per_sync == single.seconds_per_sync
-    assert half.extra_memory_bytes == 4_000_000 + 2_000_000  # the bucket is no larger than what it holds
 
 
 def test_double_precision_travels_as_it_is() -> None:
@@ -59,10 +54,20 @@ def test_double_precision_travels_as_it_is() -> None:
 
 
 def test_one_replica_costs_nothing() -> None:
-    costs = plan(1_000_000, 1, 0.1, 1e9, 100, num_steps=1000, copies=2)
+    costs = plan(1_000_000, 1, 0.1, 1e9, 100, num_steps=1000)
     assert (costs.seconds_per_sync, costs.bytes_per_sync, costs.traffic_percent) == (0, 0, 0)
     assert (costs.num_syncs, costs.sync_seconds, costs.suggested_sync_every) == (0, 0, 1)
-    assert costs.extra_memory_bytes == 8_000_000
+
+
+def test_equal_replicas_are_not_averaged() -> None:
+    # 8 numbers to each of 3 others; the weights are read twice.
+    costs = plan(
+        10_000_000, 4, 0.25, 1e9, 20, averages=False, latency_seconds=0.002, num_steps=1001,
+        memory_bandwidth_bytes_per_second=20e9,
+    )  # fmt: skip
+    assert (costs.num_collectives_per_sync, costs.bytes_per_sync) == (1, 192)
+    assert costs.seconds_per_sync == pytest.approx(192 / 1e9 + 0.002 + 2 * 40e6 / 20e9)
+    assert costs.num_syncs == 51
 
 
 def test_totals_need_the_number_of_steps() -> None:
@@ -106,7 +111,6 @@ def test_the_suggestion_is_the_smallest(
         ("bytes_per_parameter", 0),
         ("latency_seconds", -1.0),
         ("num_steps", 0),
-        ("copies", -1),
         ("bucket_mib", 0.0),
         ("memory_bandwidth_bytes_per_second", 0.0),
     ],
