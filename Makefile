@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench browser picture reproduce reproduce-quick zoo clean
+.PHONY: help install run test test-ray test-integrations soak release lint bench browser picture figures docs docs-serve reproduce reproduce-quick zoo clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -58,6 +58,17 @@ browser:         ## Install the browser in which the report is tested (Debian an
 picture: $(DEV_STAMP) ## Make the README's picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
+
+figures: $(DEV_STAMP) ## Draw the figures of the docs again: theory and how a search looks. A minute.
+	$(BIN)/python -m research.theory
+	$(BIN)/python scripts/picture_of_search.py
+
+docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "site: build/site/index.html"
+
+docs-serve: $(DEV_STAMP) ## Show the documentation at http://127.0.0.1:8000 while you write it.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
 	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits

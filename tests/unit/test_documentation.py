@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 
 import hdet
+from tests.helpers.replicas import run_replicas
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-SNIPPETS = [
-    pytest.param(snippet, id=f"{page.name}-{i}")
-    for page in PAGES
-    for i, snippet in enumerate(
-        re.findall(r"<!-- run this -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
-    )
-]
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
+def snippets(mark: str) -> list[Any]:
+    """The Python snippets that stand behind this mark, of all pages."""
+    pattern = rf"<!-- {mark} -->\n```python\n(.*?)```"
+    return [
+        pytest.param(snippet, id=f"{page.name}-{i}")
+        for page in PAGES
+        for i, snippet in enumerate(re.findall(pattern, page.read_text(), re.DOTALL))
+    ]
+
+
+@pytest.mark.parametrize("snippet", snippets("run this"))
 def test_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "snippet", "exec"), {})
+
+
+@pytest.mark.parametrize("snippet", snippets("run on two ranks"))
+def test_snippets_run_on_two_ranks(snippet: str) -> None:
+    run_replicas(run_on_rank, 2, snippet, timeout_seconds=110)
+
+
+def run_on_rank(rank: int, snippet: str) -> None:
+    """Run a snippet in a process that has joined the others already."""
+    with patch.object(dist, "init_process_group"):
+        exec(compile(snippet, "snippet", "exec"), {})
+
+
+def test_code_beside_an_equation_is_the_code_that_runs() -> None:
+    pattern = r"<!-- code of (\S+) -->\n```python\n(.*?)```"
+    for page in PAGES:
+        for name, shown in re.findall(pattern, page.read_text(), re.DOTALL):
+            assert shown == without_docstring(pkgutil.resolve_name(name)), f"{page.name} shows {name}"
+
+
+def without_docstring(function: Any) -> str:
+    """The source of a function, with its comments and without its docstring."""
+    source = textwrap.dedent(inspect.getsource(function))
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    docstring = definition.body[0]
+    lines = source.splitlines(keepends=True)
+    return "".join(lines[: docstring.lineno - 1] + lines[docstring.end_lineno :])
 
 
 def test_named_tests_exist() -> None:

@@ -1,0 +1,102 @@
+"""Hooks of mkdocs: pages that lie beside docs/, links to them, and equations that need no script.
+
+The README is the first page. Examples, changelog and contributing are pages too. Equations between dollar
+signs become MathML, which browsers draw by themselves, so that a page asks nothing of the network.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md")
+PUBLIC = re.compile(r"`(hdet(?:\.\w+)*\.[A-Za-z]\w*)`")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are not in docs/."""
+    pages = {
+        "index.md": (ROOT / "README.md").read_text(),
+        "examples.md": _examples(),
+        "docstrings.md": _docstrings(),
+    }
+    pages |= {name: (ROOT / name).read_text() for name in BESIDE}
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Make links work from where the page stands in the site."""
+    source = page.file.src_uri
+    if source in ("index.md", *BESIDE):
+        markdown = markdown.replace("](docs/", "](")
+    up = "../" * source.count("/")
+    markdown = re.sub(r"\]\((?:\.\./)*examples/(\w+)\.py\)", rf"]({up}examples.md#\1py)", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)+README\.md", f"]({up}index.md", markdown)
+    markdown = re.sub(rf"\]\((?:\.\./)+({'|'.join(BESIDE)})", rf"]({up}\1", markdown)
+    if source == "api.md":
+        markdown = _linked_names(markdown)
+    return markdown
+
+
+def on_page_content(html_text: str, **_: Any) -> str:
+    """Turn equations into MathML."""
+
+    def inline(match: re.Match[str]) -> str:
+        return convert(html.unescape(match[1]))
+
+    def block(match: re.Match[str]) -> str:
+        return f'<div class="equation">{convert(html.unescape(match[1]), display="block")}</div>'
+
+    html_text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, html_text, flags=re.DOTALL)
+    return re.sub(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', block, html_text, flags=re.DOTALL)
+
+
+def _examples() -> str:
+    """A page with every example."""
+    scripts = sorted((ROOT / "examples").glob("*.py"))
+    shown = [f"## {path.name}\n\n```python\n{path.read_text()}```\n" for path in scripts]
+    return "\n".join(["# Examples\n\nEach script is complete and runs as it is.\n", *shown])
+
+
+def _docstrings() -> str:
+    """A page with the docstring of every public name, in the order of the table of public names."""
+    names = _public_names((ROOT / "docs" / "api.md").read_text())
+    return "# Docstrings\n\nThe docstring of every [public name](api.md).\n\n" + "\n\n".join(
+        f"::: {name}" for name in names
+    )
+
+
+def _public_names(page: str) -> list[str]:
+    """Names in the table that are objects, not modules."""
+    rows = [line for line in page.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    names = dict.fromkeys(name for row in rows for name in PUBLIC.findall(row.split("|")[1]))
+    return [name for name in names if not _is_module(name)]
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _linked_names(markdown: str) -> str:
+    known = set(_public_names(markdown))
+    lines = []
+    for line in markdown.splitlines():
+        if line.startswith("| `"):
+            first, rest = line[1:].split("|", 1)
+            first = PUBLIC.sub(lambda m: f"[`{m[1]}`][{m[1]}]" if m[1] in known else m[0], first)
+            line = f"|{first}|{rest}"
+        lines.append(line)
+    return "\n".join(lines)
