@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html_text: str, **_: Any) -> str:
-    """Turn equations into MathML."""
+    """Turn equations into MathML, and let long names in tables break where a reader would break them."""
 
     def inline(match: re.Match[str]) -> str:
         return convert(html.unescape(match[1]))
@@ -56,6 +56,12 @@ def on_page_content(html_text: str, **_: Any) -> str:
     def block(match: re.Match[str]) -> str:
         return f'<div class="equation">{convert(html.unescape(match[1]), display="block")}</div>'
 
+    def breakable(match: re.Match[str]) -> str:
+        return re.sub(
+            r"<code>[^<]*</code>", lambda code: re.sub(r"(?<=[_.(=,])(?=\w)", "<wbr>", code[0]), match[0]
+        )
+
+    html_text = re.sub(r"<td.*?</td>", breakable, html_text, flags=re.DOTALL)
     html_text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, html_text, flags=re.DOTALL)
     return re.sub(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', block, html_text, flags=re.DOTALL)
 
