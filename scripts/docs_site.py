@@ -30,6 +30,8 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {name: (ROOT / name).read_text() for name in BESIDE}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    for path in (ROOT / "examples").glob("*.ipynb"):  # to download
+        files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     return files
 
 
@@ -40,6 +42,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("](docs/", "](")
     up = "../" * source.count("/")
     markdown = re.sub(r"\]\((?:\.\./)*examples/(\w+)\.py\)", rf"]({up}examples.md#\1py)", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)*examples/(\w+\.ipynb)\)", rf"]({up}examples/\1)", markdown)
     markdown = re.sub(r"\]\((?:\.\./)+README\.md", f"]({up}index.md", markdown)
     markdown = re.sub(rf"\]\((?:\.\./)+({'|'.join(BESIDE)})", rf"]({up}\1", markdown)
     if source == "api.md":
