@@ -51,17 +51,18 @@ def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = No
 class AutoLR(Ensemble):
     """Train with the learning rate that :func:`hdet.find_lr` has found.
 
-    A linear warm-up and a linear anneal, and the mean of the weights of the last steps. Where a run
-    collapses, the guard goes back and lowers the learning rate. It is an :class:`hdet.Ensemble` with the
-    settings of :class:`hdet.core.recipe.Recipe`.
+    It takes the place of a scheduler. Call ``step(loss)`` after every optimizer step. The learning rate rises
+    linearly over 40 % of the steps, and falls linearly. After the last step the model holds the mean of the
+    weights of the last steps. If a run collapses, the guard goes back and lowers the learning rate. It is an
+    :class:`hdet.Ensemble` with the settings of :class:`hdet.core.recipe.Recipe`.
 
     Args:
-        optimizer: this replica's optimizer.
-        total_steps: length of training in optimizer steps.
-        model: the model, wrapped in DistributedDataParallel where there are several ranks.
-        found: what :func:`hdet.find_lr` has found before the loop. None for the learning rates that the
-            optimizer has, and where a checkpoint is loaded.
-        sync_every: steps between looks of the guard and checks of the replicas; None for a good number.
+        optimizer: the optimizer of this rank.
+        total_steps: length of training in optimizer steps, without those of the search.
+        model: the model, in DistributedDataParallel if there are several ranks.
+        found: what :func:`hdet.find_lr` has returned. None to train with the learning rates that the
+            optimizer has, or to load a checkpoint.
+        sync_every: steps between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
             For a sharded model see :class:`hdet.Ensemble`.

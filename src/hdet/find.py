@@ -79,22 +79,23 @@ def find_lr(
 ) -> FoundLR:
     """Find the learning rate for a run of ``total_steps``, before it begins.
 
-    A ramp of the learning rate finds the range, and a few short trials from there find the best in it. The
-    answer is for the whole run, and weighs what was seen against the learning rate that the optimizer has.
-    Model, optimizer and torch's generators are put back as they were. Where torch.distributed runs, call it
-    on every rank. It takes 10 % of the steps of a run of 1000, and 4.5 % of one of 5000.
+    First the learning rate grows until the loss turns. Then a few short trials find the best learning rate
+    in the range that this has shown. The answer weighs the trials against the learning rate that the
+    optimizer has, and it is meant for the whole run. Model, optimizer and torch's random numbers are put back
+    as they were. On several ranks, call it on every one. The search takes 8 to 10 % of the steps of a run of
+    1000, and 4 to 5 % of one of 5000.
 
     Args:
-        model: what is trained, bare or in DistributedDataParallel, compiled or not.
-        optimizer: its learning rates are where the search starts. All groups are scaled together.
-        batches: training batches, of this rank, such as a DataLoader. Their first dimension holds examples.
-        loss: ``loss(model, batch)``, a scalar tensor.
-        total_steps: length of the run in optimizer steps.
-        probe: one held-out batch, the same on every rank, that trials are scored on. Without it the first few
-            training batches are, which no trial then trains on.
-        clip_norm: gradients are clipped to this norm, if your loop does so.
-        replicas: the ranks that train together; None for all of them. For a sharded model see
-            :class:`hdet.Ensemble`.
+        model: the model that is trained, bare or in DistributedDataParallel, compiled or not.
+        optimizer: its learning rates are your guess. All groups are scaled together.
+        batches: training batches of this rank, such as a DataLoader. Their first dimension holds examples.
+        loss: ``loss(model, batch)``, which returns a scalar tensor.
+        total_steps: length of the run in optimizer steps, without those of the search.
+        probe: one held-out batch that trials are scored on, the same on every rank. Without it, the first few
+            training batches are set aside for that.
+        clip_norm: give it if your loop clips gradients to this norm.
+        replicas: the process group of the ranks that train together; None for all of them. For a sharded
+            model see :class:`hdet.Ensemble`.
 
     >>> model = nn.Linear(8, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)

@@ -25,18 +25,19 @@ class FoundLR:
     lr: list[float]
     """The peak learning rates to train with."""
     low: list[float]
+    """The lower end of the likely range. See ``high``."""
     high: list[float]
-    """The best learning rates of a sweep should lie between these in four cases of five."""
+    """The upper end. The best learning rate of a sweep should lie in this range in four cases of five."""
     asked: list[float]
-    """What the optimizer had."""
+    """The learning rates that the optimizer had, which is the user's guess."""
     reason: str
-    """How it came about, in words."""
+    """How the answer came about, in words."""
     ramp: list[tuple[float, float]]
     """Learning rate of the first group that has one, and loss, for each step of the ramp."""
     trials: list[tuple[float, float | None]]
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
-    """Optimizer steps that the search took, in units of the run's steps."""
+    """How many steps the search took. All trials at the same time count as one."""
 
     @property
     def expected_loss(self) -> float | None:
@@ -84,7 +85,7 @@ class FoundLR:
                     group[name] = lr
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw ramp, trials and answer. Needs matplotlib.
+        """Draw the ramp, the trials, the answer and the likely range. This needs matplotlib.
 
         Args:
             path: where to save the picture; None to return the figure only.
