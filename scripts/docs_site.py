@@ -45,6 +45,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"\]\((?:\.\./)*examples/(\w+\.ipynb)\)", rf"]({up}examples/\1)", markdown)
     markdown = re.sub(r"\]\((?:\.\./)+README\.md", f"]({up}index.md", markdown)
     markdown = re.sub(rf"\]\((?:\.\./)+({'|'.join(BESIDE)})", rf"]({up}\1", markdown)
+    if source.startswith(("docstrings", "experiments/")):
+        page.meta["search"] = {"boost": 0.3}  # guides come first among the results of a search
     if source == "api.md":
         markdown = _linked_names(markdown)
     return markdown
@@ -60,9 +62,10 @@ def on_page_content(html_text: str, **_: Any) -> str:
         return f'<div class="equation">{convert(html.unescape(match[1]), display="block")}</div>'
 
     def breakable(match: re.Match[str]) -> str:
-        return re.sub(
-            r"<code>[^<]*</code>", lambda code: re.sub(r"(?<=[_.(=,])(?=\w)", "<wbr>", code[0]), match[0]
-        )
+        return re.sub(r"<code>[^<]{20,}</code>", at_punctuation, match[0])
+
+    def at_punctuation(match: re.Match[str]) -> str:
+        return re.sub(r"(?<=[_.(=,])(?=\w)", "<wbr>", match[0])
 
     html_text = re.sub(r"<td.*?</td>", breakable, html_text, flags=re.DOTALL)
     html_text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, html_text, flags=re.DOTALL)
@@ -71,7 +74,9 @@ def on_page_content(html_text: str, **_: Any) -> str:
 
 def _examples() -> str:
     """A page with every example."""
-    scripts = sorted((ROOT / "examples").glob("*.py"))
+    scripts = sorted(
+        (ROOT / "examples").glob("*.py"), key=lambda path: (path.stem != "one_device", path.stem)
+    )
     shown = [f"## {path.name}\n\n```python\n{path.read_text()}```\n" for path in scripts]
     return "\n".join(["# Examples\n\nEach script is complete and runs as it is.\n", *shown])
 

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import hdet
+from hdet.core.lr_search import lengths, num_parts
 from tests.helpers.replicas import run_replicas
 
 ROOT = Path(__file__).parent.parent.parent
@@ -84,6 +85,20 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_cost_of_a_search_is_what_the_pages_say() -> None:
+    page = (ROOT / "docs" / "finders.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) to (\d+) \| (\d+) to (\d+) % \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        steps, least, most, low, high = map(int, row)
+        for num_replicas in (1, 2, 8):
+            sizes = lengths(steps, num_replicas * num_parts(num_replicas, 32))
+            assert (sizes.ramp + sizes.trial, sizes.most_ramp_steps + sizes.trial) == (least, most)
+        assert abs(100 * least / steps - low) < 0.5 and abs(100 * most / steps - high) < 0.6
+        if steps >= 1000:
+            assert f"run of {steps} | {least} to {most} |" in (ROOT / "README.md").read_text()
 
 
 def test_every_public_name_is_documented() -> None:
