@@ -55,13 +55,14 @@ bench: $(DEV_STAMP) ## Measure the speed promises; fails if one is broken. About
 browser:         ## Install the browser in which the report is tested (Debian and Ubuntu, as root).
 	apt-get update -qq && apt-get install -y -qq chromium
 
-picture: $(DEV_STAMP) ## Make the README's picture of a report again.
+picture: $(DEV_STAMP) ## Make the docs' picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
 
 figures: $(DEV_STAMP) ## Draw the figures of the docs again: theory and how a search looks. A minute.
 	$(BIN)/python -m research.theory
 	$(BIN)/python scripts/picture_of_search.py
+	$(BIN)/python scripts/picture_of_schedule.py
 
 docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build

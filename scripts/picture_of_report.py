@@ -1,4 +1,4 @@
-"""Take a picture of a report, as in the README: python scripts/picture_of_report.py RUN_OR_HTML out.png."""
+"""Take a picture of a report, as in the docs: python scripts/picture_of_report.py RUN_OR_HTML out.png."""
 
 from __future__ import annotations
 
