@@ -69,7 +69,7 @@ docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an e
 	@echo "site: build/site/index.html"
 
 docs-serve: $(DEV_STAMP) ## Show the documentation at http://127.0.0.1:8000 while you write it.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --no-strict
 
 reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
 	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
