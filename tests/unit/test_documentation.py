@@ -38,6 +38,12 @@ def test_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(compile(snippet, "snippet", "exec"), {})
 
 
+def test_every_snippet_is_python() -> None:
+    for page in PAGES:
+        for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            compile(snippet, str(page), "exec")
+
+
 @pytest.mark.parametrize("snippet", snippets("run on two ranks"))
 def test_snippets_run_on_two_ranks(snippet: str) -> None:
     run_replicas(run_on_rank, 2, snippet, timeout_seconds=110)
