@@ -7,7 +7,6 @@ signs become MathML, which browsers draw by themselves, so that a page asks noth
 from __future__ import annotations
 
 import html
-import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -97,11 +96,8 @@ def _public_names(page: str) -> list[str]:
 
 
 def _is_module(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError:
-        return False
-    return True
+    path = ROOT.joinpath("src", *name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def _linked_names(markdown: str) -> str:
