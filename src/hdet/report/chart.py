@@ -12,6 +12,8 @@ __all__ = ["Chart", "Choice", "Pool", "embed", "line", "series_color", "short", 
 
 Trace = dict[str, Any]
 
+STEPS = "optimizer step"
+"""What the axis of most charts says."""
 _NUM_SERIES_COLORS = 8
 _PLAIN = (int, float, type(None))
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -34,8 +36,10 @@ class Chart:
     caption: str
     traces: list[Trace] = field(default_factory=list)
     """Drawn whatever is chosen, on top of the chosen ones."""
-    x_title: str = "optimizer step"
+    x_title: str = STEPS
     y_title: str = ""
+    num_steps: int = 0
+    """How far an axis of steps reaches, so that all charts of a run agree; 0 for as far as the data."""
     hover: str = "closest"
     height: int = 320
     is_wide: bool = True
@@ -61,6 +65,7 @@ class Chart:
             ],
             "x_title": self.x_title,
             "y_title": self.y_title,
+            "num_steps": self.num_steps if self.x_title == STEPS else 0,
             "hover": self.hover,
             "height": self.height,
             "is_log": self.is_log,

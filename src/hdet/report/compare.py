@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hdet.report.chart import Chart, Trace, line, series_color
-from hdet.report.runs import Evaluation, Run, number
+from hdet.report.facts import (
+    are_comparable,
+    asked_lr,
+    excluded_events,
+    found_lr,
+    highest_shown,
+    is_sweep,
+    main_metrics,
+)
+from hdet.report.runs import Evaluation, Run, loss_title, number
 from hdet.report.schedules import schedule
 from hdet.report.series import base_series, learning_rates, thin
-from hdet.report.words import are_comparable, asked_lr, duration, excluded_events, figure, found_lr
+from hdet.report.words import duration, figure
 
-__all__ = ["Cell", "comparison_charts", "comparison_table"]
+__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts"]
 
 
 @dataclass(frozen=True)
@@ -24,61 +35,148 @@ class Cell:
 
 
 def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
-    """Held-out loss, learning rate and shared metrics of all runs."""
-    units = {run.loss_unit for run in runs}
-    unit = units.pop() if len(units) == 1 else ""
+    """Loss against learning rate, and held-out loss and learning rate of all runs over steps."""
+    unit = runs[0].loss_unit if are_comparable(runs) else ""
+    yield from _against_rate(runs, unit)
     traces = _curves(runs, max_points, lambda evaluation: evaluation.loss, unit)
     if traces:
+        bottom, top = _limits(runs)
         yield Chart(
             title="Held-out loss",
-            caption="The averaged model of every run. Compare where the curves end, not where they cross.",
+            caption="Compare where the curves end, not where they cross."
+            + (" Losses far above the first one are cut off." if top is not None else ""),
             traces=traces,
-            y_title=f"loss ({unit})" if unit else "loss",
+            y_title=loss_title(unit),
             hover="x unified" if len(traces) <= 12 else "closest",
-            height=400,
+            is_wide=False,
+            height=290,
             is_log=False,
+            layout={} if top is None else {"yaxis": {"range": [bottom, top]}},
         )
-    schedules = []
+    schedules, peaks = [], []
     for index, run in enumerate(runs):
         name = next(iter(learning_rates(run)), None)
-        if name is not None and base_series(run, name)[0]:
+        known = [lr for lr in base_series(run, name)[1] if 0 < lr < math.inf] if name is not None else []
+        if name is not None and known:
             color, dash = series_color(index)
             schedules.append(schedule(run, name, max_points, color=color, dash=dash, label=run.name))
+            peaks.append(max(known))
     if schedules:
+        has_groups = any(len(learning_rates(run)) > 1 for run in runs)
         yield Chart(
-            title="Learning rate",
-            caption="Shared base of every run; of the first parameter group where a run has several. Runs "
-            "that started far apart and end close together agree.",
+            title="Learning rate over the run",
+            caption="What each run has used."
+            + (" Of several parameter groups, the first is shown." if has_groups else ""),
             traces=schedules,
             y_title="learning rate",
             hover="x unified" if len(schedules) <= 12 else "closest",
+            is_wide=False,
+            height=290,
             is_log=True,
-            max_decades=3,
+            max_decades=2 + math.log10(max(peaks) / min(peaks)),
         )
+
+
+def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
+    """Metrics that several runs share, over steps."""
     names = dict.fromkeys(name for run in runs for e in run.evaluations for name in e.metrics)
-    for name in names:
+    for name in main_metrics(dict.fromkeys(names, 0.0)):
         curves = _curves(runs, max_points, lambda evaluation, name=name: evaluation.metrics.get(name), "")
-        if name != "loss" and len(curves) > 1:
+        if len(curves) > 1:
+            shown = name.replace("_", " ")
             yield Chart(
-                title=f"Metric: {name}",
-                caption="The averaged model of every run on held-out data.",
+                title=f"Metric: {shown}",
+                caption="Measured on held-out data.",
                 traces=curves,
-                y_title=name,
+                y_title=shown,
                 hover="x unified" if len(curves) <= 12 else "closest",
                 is_wide=False,
                 height=280,
             )
 
 
+def _against_rate(runs: Sequence[Run], unit: str) -> Iterable[Chart]:
+    """Where each run ended, by the learning rate that it came to; one bad run does not flatten the rest."""
+    known = [(lr, run) for run in runs if (lr := found_lr(run)) is not None and 0 < lr < math.inf]
+    known.sort(key=lambda pair: pair[0])
+    losses = [run.final_loss for _, run in known if run.final_loss is not None]
+    if len({lr for lr, _ in known}) < 2 or len(losses) < 2 or not are_comparable(runs):
+        return
+    low, high = min(losses), highest_shown(losses, _untrained(runs))
+    room = 0.08 * (high - low) or 0.1
+    shown = [(lr, run, run.final_loss) for lr, run in known if run.final_loss is not None]
+    kept = [(lr, run, loss) for lr, run, loss in shown if loss <= high]
+    bad = [(lr, run) for lr, run in known if run.final_loss is None or run.final_loss > high]
+    template = "%{customdata}<br>learning rate %{x:.4~g}<br>loss %{y:.6~g} %{meta[0]}<extra></extra>"
+    is_line = is_sweep(runs)
+    points = line([lr for lr, _, _ in kept], [loss for _, _, loss in kept], "runs", "--accent", unit=unit)
+    traces: list[Trace] = [
+        points
+        | {
+            "mode": "lines+markers" if is_line else "markers",
+            "marker": {"size": 9, "color": "--accent"},
+            "customdata": [run.name for _, run, _ in kept],
+            "hovertemplate": template,
+        }
+    ]
+    lr, run, loss = min(kept, key=lambda point: point[2])
+    best = line([lr], [loss], f"best: {figure(lr)}", "--strong", unit=unit)
+    mark = {"size": 15, "symbol": "star", "color": "--strong"}
+    traces.append(
+        best | {"mode": "markers", "marker": mark, "customdata": [run.name], "hovertemplate": template}
+    )
+    if bad:
+        said = [
+            f"{run.name}, loss {figure(run.final_loss) if run.final_loss is not None else 'not finite'}"
+            for _, run in bad
+        ]
+        crosses = line([lr for lr, _ in bad], [high + room / 2] * len(bad), "far above", "--alarm")
+        traces.append(
+            crosses
+            | {
+                "mode": "markers",
+                "marker": {"size": 9, "symbol": "x-thin", "line": {"width": 2, "color": "--alarm"}},
+                "customdata": said,
+                "hovertemplate": "%{customdata}<br>learning rate %{x:.4~g}<extra></extra>",
+            }
+        )
+    yield Chart(
+        title="Loss against learning rate",
+        caption=f"Each dot is a run{'' if is_line else ', at the learning rate that it found'}."
+        + (" Crosses at the top are runs whose loss is far above the others, or not finite." if bad else ""),
+        traces=traces,
+        x_title="learning rate",
+        y_title=f"final {loss_title(unit)}",
+        is_wide=False,
+        height=290,
+        is_table_of_points=True,
+        layout={"xaxis": {"type": "log"}, "yaxis": {"range": [low - room, high + room]}},
+    )
+
+
+def _untrained(runs: Sequence[Run]) -> float | None:
+    """The loss before the first step, of the run in the middle where they differ."""
+    first = [e.loss for run in runs for e in run.evaluations[:1] if e.loss is not None and e.step == 0]
+    return statistics.median_low(first) if first else None
+
+
+def _limits(runs: Sequence[Run]) -> tuple[float, float | None]:
+    """Where the axis of held-out losses begins and ends; None for an end that needs no limit."""
+    losses = [e.loss for run in runs for e in run.evaluations if e.loss is not None]
+    low, high = min(losses), highest_shown(losses, _untrained(runs) if are_comparable(runs) else None)
+    room = 0.05 * (high - low) or 0.1
+    return low - room, None if high == max(losses) else high + room
+
+
 def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     """Final results: a head, and a row of cells per run. The best loss is marked if losses are comparable."""
-    metrics = list(dict.fromkeys(name for run in runs for name in run.final_metrics))
+    metrics = list(main_metrics({name: 0.0 for run in runs for name in run.final_metrics}))
     head = [
         "run",
         "held-out loss",
-        *metrics,
-        "asked lr",
-        "found lr",
+        *(name.replace("_", " ") for name in metrics),
+        "learning rate asked for",
+        "learning rate found",
         "controller",
         "replicas",
         "steps",

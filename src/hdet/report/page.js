@@ -11,10 +11,15 @@
     if ("pool" in value) return store.pool[value.pool];
     return Object.fromEntries(Object.entries(value).map(([key, entry]) => [key, revive(entry)]));
   };
+  // What the reader had chosen before the page of a run that trains loaded itself again. Places are named by
+  // run and title, because charts come to a page while the run goes on.
+  const kept = (history.state && history.state.hdet) || {};
+  const runs = [...document.querySelectorAll("details.run")];
+  const keyOf = (div) => `${runs.indexOf(div.closest("details.run"))} ${div.closest("figure").querySelector(".title").textContent}`;
   const charts = new Map();
   for (const div of document.querySelectorAll(".plot")) {
     const spec = revive(store.charts[div.id]);
-    charts.set(div, { spec, isLog: spec.is_log === true, choice: 0, legendHeight: 0, isDrawn: false });
+    charts.set(div, { spec, isLog: spec.is_log === true, choice: 0, legendHeight: 0, isDrawn: false, ...kept.charts?.[keyOf(div)] });
   }
 
   // --- colours ------------------------------------------------------------------------------------------
@@ -85,7 +90,9 @@
       return { type: "log", range, ...logTicks(range) };
     };
     const x = spec.layout.xaxis && spec.layout.xaxis.type === "log" ? logAxis("x", 0) : {};
+    const steps = spec.num_steps && !spec.layout.xaxis ? { range: [-0.02 * spec.num_steps, 1.02 * spec.num_steps] } : {};
     const y = isLog ? logAxis("y", spec.max_decades) : {};
+    const numEntries = traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap").length;
     const yTitle = spec.choices.length ? spec.choices[choice].y_title : spec.y_title;
     const layout = {
       ...spec.layout,
@@ -96,11 +103,11 @@
       dragmode: isCoarse ? false : "zoom",
       hoverlabel: { bgcolor: colorOf("--surface"), bordercolor: colorOf("--rule"), align: "left", namelength: 40,
         font: { size: 12, color: colorOf("--ink") } },
-      showlegend: traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap").length > 1,
-      legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
+      showlegend: numEntries > 1,
+      legend: { orientation: "h", ...(width < 480 && numEntries > 3 ? { entrywidth: 0.46, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
         font: { size: 12, color: colorOf("--muted") }, bgcolor: "rgba(0,0,0,0)", itemsizing: "trace", tracegroupgap: 0, traceorder: "normal" },
       uirevision: `${choice} ${isLog}`,
-      xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...spec.layout.xaxis, ...x,
+      xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...steps, ...spec.layout.xaxis, ...x,
         unifiedhovertitle: { text: spec.x_title === "optimizer step" ? "step %{x:,}" : `${spec.x_title} %{x}` } }),
       yaxis: axis(yTitle, { nticks: 7, ...spec.layout.yaxis, ...y }),
     };
@@ -198,7 +205,9 @@
     if (chart.spec.choices.length > 1) {
       const label = element("label", `${tools.dataset.choice} `);
       const select = element("select");
+      chart.choice = Math.min(chart.choice, chart.spec.choices.length - 1);
       chart.spec.choices.forEach(({ label: text }, i) => select.append(element("option", text, { value: i })));
+      select.value = chart.choice;
       select.addEventListener("change", () => {
         chart.choice = Number(select.value);
         const key = figure.querySelector(".key");
@@ -209,7 +218,7 @@
       tools.append(label);
     }
     if (chart.spec.is_log !== null) {
-      const button = element("button", "Log scale", { type: "button", "aria-pressed": chart.isLog });
+      const button = element("button", "Log", { type: "button", "aria-label": "Log scale", "aria-pressed": chart.isLog });
       button.addEventListener("click", () => {
         chart.isLog = !chart.isLog;
         button.setAttribute("aria-pressed", chart.isLog);
@@ -271,8 +280,54 @@
     const next = [...charts.keys()].find((div) => isVisible(div) && !charts.get(div).isDrawn);
     if (next) draw(next);
     if (next) setTimeout(drawNext);
-    else root.dataset.isDrawn = "true";
+    else {
+      if (kept.charts) scrollTo(kept.scroll);
+      root.dataset.isDrawn = "true";
+    }
   };
+  // --- a run that still trains --------------------------------------------------------------------------
+  const numberTables = [...document.querySelectorAll("details.numbers")];
+  const scrollTo = (top) => window.scrollTo({ top, behavior: "instant" });
+  const goOn = () => {
+    if (kept.theme) root.dataset.theme = kept.theme;
+    runs.forEach((run, i) => { run.open = (kept.runs || []).includes(i); });
+    for (const table of numberTables) table.open = (kept.numbers || []).includes(keyOf(table));
+    history.scrollRestoration = "manual";
+    scrollTo(kept.scroll);
+    // The reader's next visit begins anew.
+    history.replaceState(null, "");
+  };
+  const loadAgain = () => {
+    const state = {
+      theme: root.dataset.theme, scroll: scrollY,
+      runs: runs.map((run, i) => (run.open ? i : -1)), numbers: numberTables.filter((table) => table.open).map(keyOf),
+      charts: Object.fromEntries([...charts].map(([div, { isLog, choice }]) => [keyOf(div), { isLog, choice }])),
+    };
+    history.replaceState({ hdet: state }, "");
+    location.reload();
+  };
+  const watch = (everySeconds, written) => {
+    const begun = Date.now();
+    const button = element("button", "", { type: "button", id: "live", "aria-pressed": true, "aria-label": "Load the page again while the run trains" });
+    const tell = () => {
+      const age = Math.max(0, Math.round(Date.now() / 1000 - written));
+      const ago = age < 120 ? `${age} s` : age < 7200 ? `${Math.round(age / 60)} min` : `${Math.round(age / 3600)} h`;
+      const isOn = button.getAttribute("aria-pressed") === "true";
+      button.textContent = `${isOn ? "● Live" : "Paused"}, written ${ago} ago`;
+      // A run that was killed writes no more: the longer it is silent, the less often the page looks.
+      const wait = Math.max(everySeconds, Math.min(60, age / 4));
+      if (isOn && !document.hidden && Date.now() - begun >= 1000 * wait) loadAgain();
+    };
+    button.addEventListener("click", () => {
+      button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+      tell();
+    });
+    document.getElementById("theme").before(button);
+    tell();
+    setInterval(tell, 1000);
+  };
+  if (kept.charts) goOn();
+  if (root.dataset.refresh) watch(Number(root.dataset.refresh), Number(root.dataset.written));
   nameTheme();
   drawNext();
 })();

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hdet.report.chart import Chart, short
+from hdet.report.chart import Chart
 from hdet.report.compare import Cell
-from hdet.report.runs import Run, number
-from hdet.report.words import (
-    asked_lr,
-    corrections,
-    count,
-    duration,
-    excluded_events,
-    figure,
-    found_lr,
-    num_brakes,
-    training_loss,
-)
+from hdet.report.runs import Run
+from hdet.report.tiles import Tile
+from hdet.report.words import figure
 
 __all__ = [
     "figure_html",
@@ -34,7 +23,6 @@ __all__ = [
     "tiles_html",
 ]
 
-_MAX_METRICS = 4
 _MAX_TEXT = 4000
 
 
@@ -44,69 +32,23 @@ def text(value: object) -> str:
 
 
 def sentence_html(sentence: str, kind: str) -> str:
-    """A paragraph of this class; a number does not break at its sign."""
-    whole = re.sub(r"\d[\d.]*e-\d+", r"<span>\g<0></span>", text(sentence))
-    return f'<p class="{kind}">{whole}</p>' if whole else ""
+    """A paragraph of this class."""
+    return f'<p class="{kind}">{_unbroken(sentence)}</p>' if sentence else ""
 
 
-def tiles_html(run: Run) -> str:
-    """Key figures of a run; what is unknown has no tile."""
-    tiles = list(_tiles(run))
+def _unbroken(sentence: str) -> str:
+    """Text in which a number does not break at its sign."""
+    return re.sub(r"\d[\d.]*e-\d+", r"<span>\g<0></span>", text(sentence))
+
+
+def tiles_html(tiles: Sequence[Tile]) -> str:
+    """Key figures: label, value and hint of each. The first is the one that matters most."""
     items = "".join(
         f'<div class="tile{" first" if i == 0 else ""}"><dt>{text(label)}</dt><dd>{text(value)}'
-        f"<small>{text(hint) or '&nbsp;'}</small></dd></div>"
+        f"<small>{_unbroken(hint) or '&nbsp;'}</small></dd></div>"
         for i, (label, value, hint) in enumerate(tiles)
     )
-    columns = len(tiles) if len(tiles) <= 7 else (len(tiles) + 1) // 2
-    return f'<dl class="tiles" style="--columns:{columns}">{items}</dl>' if items else ""
-
-
-def _tiles(run: Run) -> Iterable[tuple[str, str, str]]:
-    """Label, value and hint of each."""
-    found = found_lr(run)
-    if found is not None:
-        yield "Learning rate", figure(found), _origin(run)
-    trained = training_loss(run)
-    if run.final_loss is not None:
-        yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
-    elif trained is not None:
-        yield "Training loss", figure(trained, 4), run.loss_unit or "last round"
-    for name, value in _main(run.final_metrics):
-        yield short(name, 30), figure(value, 4), "held-out"
-    if run.last_step:
-        planned = number(run.config.get("steps"))
-        yield (
-            "Steps",
-            f"{run.last_step:,}",
-            f"of {int(planned):,}" if planned and planned != run.last_step else "",
-        )
-    seconds = number(run.result.get("seconds"))
-    if seconds is not None:
-        yield "Time", duration(seconds), run.status if run.status != "finished" else ""
-    events = excluded_events(run)
-    if events:
-        left_out = str(len({replica for _, replica, _ in events}))
-        yield "Replicas left out", left_out, f"of {run.num_replicas}, {count(len(events), 'time')} in all"
-    if run.records:
-        milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
-        if seconds and math.isfinite(milliseconds) and milliseconds:
-            share = figure(milliseconds / seconds / 10, 2)
-            yield "Cost of syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
-
-
-def _origin(run: Run) -> str:
-    """Where the learning rate comes from, in a few words."""
-    brakes, asked = num_brakes(run), asked_lr(run)
-    if brakes:
-        return f"lowered {count(brakes, 'time')} by the guard"
-    what = "mean peak of all groups" if len(set(corrections(run))) > 1 else "peak"
-    return f"{what}, as asked for" if asked == found_lr(run) else f"{what}; asked for {figure(asked)}"
-
-
-def _main(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Without those that are a part of another, such as ``auc_like`` beside ``auc``."""
-    parts = {name for name in metrics for whole in metrics if name.startswith(f"{whole}_")}
-    return [(name, value) for name, value in metrics.items() if name not in parts][:_MAX_METRICS]
+    return f'<dl class="tiles" style="--columns:{len(tiles)}">{items}</dl>' if items else ""
 
 
 def notes_html(notes: Sequence[str]) -> str:
@@ -173,23 +115,32 @@ def settings_html(run: Run, level: int) -> str:
 
 def _rows(entries: Mapping[str, Any]) -> str:
     return "".join(
-        f'<tr><th scope="row">{text(key)}</th><td>{text(_shown(value))}</td></tr>'
+        f'<tr><th scope="row">{text(str(key).replace("_", " "))}</th><td>{text(_shown(value))}</td></tr>'
         for key, value in entries.items()
     )
 
 
 def _shown(value: Any) -> str:
     try:
-        shown = value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+        shown = _plain(value)
     except RecursionError:
         shown = "nested too deeply"
     return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"
 
 
-def _rounded(value: Any) -> Any:
-    """Numbers as one would read them, however deep they are."""
+def _plain(value: Any) -> str:
+    """A setting as one would read it: a line for each entry, and numbers without their noise.
+
+    >>> print(_plain({"a": [0.1 + 0.2, True], "b": None}))
+    a: 0.3, yes
+    b: none
+    """
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return "\n".join(f"{key}: {_plain(entry)}" for key, entry in value.items()) or "none"
     if isinstance(value, list):
-        return [_rounded(entry) for entry in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+        return ", ".join(map(_plain, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return figure(value, 6)
+    return "none" if value is None or value == "" else str(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hdet.telemetry import RoundRecord, SearchRecord, scan_records
 
-__all__ = ["Evaluation", "Run", "number", "read_run"]
+__all__ = ["Evaluation", "Run", "loss_title", "number", "read_run"]
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
@@ -48,9 +48,9 @@ class Run:
 
     @property
     def final_loss(self) -> float | None:
-        """Held-out loss at the end, or at the last evaluation of an unfinished run."""
+        """Held-out loss at the end, or at the last evaluation of an unfinished run; a failed one has none."""
         stated = number(self.result.get("final_loss"))
-        if stated is not None:
+        if stated is not None or self.status == "failed":
             return stated
         return next((e.loss for e in reversed(self.evaluations) if e.loss is not None), None)
 
@@ -93,6 +93,17 @@ class Run:
         unit = self.config.get("loss_unit")
         return unit if isinstance(unit, str) and unit != "loss" else ""
 
+    @property
+    def loss_title(self) -> str:
+        """What the axis of a loss says."""
+        return loss_title(self.loss_unit)
+
+    @property
+    def num_planned_steps(self) -> int:
+        """How far the run goes, or has come if nobody said."""
+        planned = number(self.config.get("steps")) or 0
+        return max(self.last_step, int(planned)) if self.status == "unfinished" else self.last_step
+
 
 def read_run(path: str | Path) -> Run:
     """Read the directory of a run, finished or not; what is missing or broken becomes a note.
@@ -111,16 +122,29 @@ def read_run(path: str | Path) -> Run:
     run.config = _read_object(path / "config.json", run.notes, is_expected=is_whole)
     run.environment = _read_object(path / "environment.json", run.notes, is_expected=is_whole)
     run.result = _read_object(path / "result.json", run.notes)
-    records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=is_whole)
+    # A run that has not come to its first sync, or failed there, has no records.
+    has_synced = is_whole and run.status not in ("unfinished", "failed")
+    records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=has_synced)
     run.search = next((record.search for record in records if record.search is not None), None)
     run.records = [record for record in records if record.search is None]
     run.evaluations = _read_lines(
-        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=is_whole
+        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=has_synced
     )
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
         run.name = name
     return run
+
+
+def loss_title(unit: str) -> str:
+    """What the axis of a loss says; a long unit has no room there.
+
+    >>> loss_title("nats per character"), loss_title("cross-entropy (nats)"), loss_title("x" * 50)
+    ('loss (nats per character)', 'loss, cross-entropy (nats)', 'loss')
+    """
+    if not unit or len(unit) > 24:
+        return "loss"
+    return f"loss, {unit}" if "(" in unit else f"loss ({unit})"
 
 
 def number(value: object) -> float | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hdet.report.chart import Chart, Trace, line, series_color
+from hdet.report.facts import num_brakes
 from hdet.report.runs import Run
 from hdet.report.series import base_series, learning_rates, plan_series, thin
-from hdet.report.words import num_brakes
 
 __all__ = ["planned", "rate_charts", "schedule", "schedules"]
 
@@ -23,18 +23,16 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
         yield Chart(
             title="Learning rate over the run",
             caption=(
-                "Solid is what was used, dotted is what was planned."
+                "The solid line is what was used. The dotted line is what was planned."
                 if has_plan
-                else "The learning rate kept to its plan."
+                else "Every step used the learning rate that was planned."
             )
-            + (
-                " Crosses are where the run had collapsed and the guard went back." if num_brakes(run) else ""
-            ),
+            + (" At the crosses the run had collapsed, and the guard went back." if num_brakes(run) else ""),
             traces=[*traces, *_brakes(run)],
             y_title="learning rate",
             hover="x unified",
             is_wide=False,
-            height=340,
+            height=290,
             is_log=bool(peaks) and max(peaks) > 10 * min(peaks),
             max_decades=3,
             layout={"yaxis": {"rangemode": "tozero"}},

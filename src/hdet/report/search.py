@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hdet.report.chart import Chart, Trace, line
+from hdet.report.facts import highest_shown
 from hdet.report.runs import Run, number
 from hdet.report.words import figure
 from hdet.telemetry import SearchRecord
@@ -24,14 +25,14 @@ def search_charts(run: Run) -> Iterable[Chart]:
     losses = [loss for _, loss in [*ramp, *trials] if loss is not None]
     if not losses:
         return
-    low, high = min(losses), _highest_shown(ramp, losses)
+    untrained = next((loss for _, loss in ramp if loss is not None), None)
+    low, high = min(losses), highest_shown(losses, untrained)
     room = 0.08 * (high - low) or 0.1
     bottom, top = low - room, high + room
     yield Chart(
         title="Search for the learning rate",
-        caption="Each dot is the loss after a short trial at one learning rate. The light line is the quick "
-        "ramp before the trials. The best learning rate should lie in the band in four cases of five. The "
-        f"search took {search.num_steps:,} steps. Its answer comes from {search.reason}.",
+        caption="Each dot is a short trial. The light line is the quick ramp before the trials. The answer "
+        f"comes from {search.reason}.",
         traces=[
             *_band(search, bottom, top),
             *_ramp(ramp, top, run.loss_unit),
@@ -40,9 +41,9 @@ def search_charts(run: Run) -> Iterable[Chart]:
             *_mark(search.found, "found", "--strong", "solid", bottom, top),
         ],
         x_title="learning rate",
-        y_title=f"loss ({run.loss_unit})" if run.loss_unit else "loss",
+        y_title=run.loss_title,
         is_wide=False,
-        height=340,
+        height=290,
         is_table_of_points=True,
         layout={"xaxis": {"type": "log"}, "yaxis": {"range": [bottom, top]}},
     )
@@ -51,12 +52,6 @@ def search_charts(run: Run) -> Iterable[Chart]:
 def _points(pairs: Sequence[Sequence[float | None]]) -> list[_Point]:
     """Learning rates that a logarithmic axis can show, with a finite loss or none."""
     return [(lr, number(loss)) for rate, loss in pairs if (lr := number(rate)) is not None and lr > 0]
-
-
-def _highest_shown(ramp: Sequence[_Point], losses: Sequence[float]) -> float:
-    """A loss far above that of the untrained weights would flatten all others."""
-    low, untrained = min(losses), next((loss for _, loss in ramp if loss is not None), max(losses))
-    return min(max(losses), untrained + 0.2 * (untrained - low))
 
 
 def _ramp(ramp: Sequence[_Point], top: float, unit: str) -> Iterable[Trace]:
@@ -97,7 +92,7 @@ def _band(search: SearchRecord, bottom: float, top: float) -> Iterable[Trace]:
             "fillcolor": "--band",
             "hoveron": "fills",
             "hovertemplate": None,
-            "text": f"likely between {figure(low, 2)} and {figure(high, 2)}",
+            "text": f"between {figure(low, 2)} and {figure(high, 2)} in four cases of five",
             "hoverinfo": "text",
             "meta": ["", "mark"],
         }

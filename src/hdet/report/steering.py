@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hdet.report.chart import Chart, Choice, Trace, line, series_color, spread_color
+from hdet.report.facts import compares
 from hdet.report.runs import Run
 from hdet.report.schedules import planned, schedule, schedules
 from hdet.report.series import (
@@ -19,7 +20,6 @@ from hdet.report.series import (
     fan_limits,
     thin,
 )
-from hdet.report.words import compares
 from hdet.telemetry import RoundRecord
 from hdet.telemetry.names import is_learning_rate
 
@@ -32,9 +32,8 @@ def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
     if names:
         yield Chart(
             title="Values and their spread",
-            caption="The strong line is the shared base; the band reaches from the lowest replica to the "
-            "highest, and dots are the replicas at the end of each round. A dotted line is what the schedule "
-            "had planned.",
+            caption="The strong line is the shared value. The band reaches from the lowest replica to the "
+            "highest. Dots are the replicas at the end of each round. A dotted line is the plan.",
             is_log=True,
             max_decades=3,
             height=380,
@@ -51,7 +50,8 @@ def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
         ):
             yield Chart(
                 title=f"Schedule: {family}",
-                caption="Base over the run; dotted is what was planned. Groups that are equal share a line.",
+                caption="The shared value over the run. A dotted line is the plan. Groups with equal values "
+                "share a line.",
                 traces=traces,
                 y_title=family,
                 hover="x unified",
@@ -70,8 +70,8 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
     if is_factor and any(abs(v - 1) > 1e-9 for trace in corrections for v in trace["y"]):
         yield Chart(
             title="Correction",
-            caption="Learned factor on the plan. Above one, the controller asks for more than the plan; a "
-            "level line means that it has found its place.",
+            caption="The factor that the controller puts on the plan. Above one it asks for more than the "
+            "plan. A level line means that it has settled.",
             traces=corrections,
             y_title="base / planned value",
             hover="x unified",
@@ -95,8 +95,8 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
         if any(v for trace in [*signals, *velocities] for v in trace["y"]):
             yield Chart(
                 title=f"Signal and velocity: {family}",
-                caption="Dots say which way the replicas' losses pointed in each round, the line is their "
-                "running mean. Above zero is towards larger values; dots on both sides alike are noise.",
+                caption="Each dot says which way the replicas' losses pointed in a round. The line is their "
+                "running mean. Above zero means towards larger values. Dots on both sides alike are noise.",
                 traces=[*signals, *velocities],
                 y_title="direction",
                 is_wide=False,
@@ -106,8 +106,8 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
         yield Chart(
             title="Loss across the spread",
             caption="Loss at each place of the spread minus the mean of its round, over all rounds, with two "
-            "standard errors. A slope shows which side did better within a round, which is not always "
-            "better in the long run: short rounds favour small learning rates.",
+            "standard errors. A slope shows which side did better within a round. Short rounds favour "
+            "small learning rates, so this is not always better in the long run.",
             traces=advantage,
             x_title="factor on the base",
             y_title="loss difference",
@@ -119,8 +119,8 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
         rows = len(weights[0].traces[0]["y"])
         yield Chart(
             title="Weights of the replicas",
-            caption="How much each replica counted in each round (eq. 4). A strong row among positions is "
-            "the side that the controller moves to.",
+            caption="How much each replica counted in each round (eq. 4 of the paper). The controller moves "
+            "to the side of the strong rows.",
             y_title="",
             height=150 + 18 * min(32, rows),
             choices=weights,
@@ -207,7 +207,7 @@ def _weights(run: Run, records: Sequence[RoundRecord], max_points: int) -> list[
     choices = []
     for name in [*explored(run)[:4], None]:
         slots = by_replica(weighted, "weights") if name is None else by_slot(weighted, "weights", name)
-        rows = [f"replica {r}" if name is None else f"{slot.position:+.2f}" for r, slot in enumerate(slots)]
+        rows = [f"{r}" if name is None else f"{slot.position:+.2f}" for r, slot in enumerate(slots)]
         if len(set(rows)) < len(rows):  # places that share a position
             rows = [f"{row} ({r})" for r, row in enumerate(rows)]
         heat: Trace = {
@@ -225,5 +225,8 @@ def _weights(run: Run, records: Sequence[RoundRecord], max_points: int) -> list[
             },
             "hovertemplate": "step %{x:,}<br>%{y}<br>weight %{z:.4~g}<extra></extra>",
         }
-        choices.append(Choice("replica" if name is None else f"position of {name}", [heat]))
+        label, y_title = f"position of {name}", "position in the spread"
+        choices.append(
+            Choice("replica", [heat], "replica") if name is None else Choice(label, [heat], y_title)
+        )
     return choices

@@ -1,18 +1,19 @@
-"""Charts of the training itself: losses, probes, metrics, cost of the syncs, replicas left out."""
+"""Charts of the training itself: losses, metrics, probes, cost of the syncs, replicas left out."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hdet.report.chart import Chart, Choice, Trace, line, series_color, spread_color
+from hdet.report.facts import compares, excluded_events, training_losses
 from hdet.report.runs import Run
 from hdet.report.series import Slot, by_replica, by_slot, explored, mean, thin
-from hdet.report.words import compares, excluded_events
 from hdet.telemetry import RoundRecord
 
-__all__ = ["health_charts", "training_charts"]
+__all__ = ["health_charts", "loss_charts", "training_charts"]
 
 _MAX_CHOICES = 6
 _MAX_LINES = 16
@@ -20,51 +21,78 @@ _MAX_BARS = 240
 _PHASES = ("probe", "measure", "converge", "steer")
 
 
-def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Losses of the replicas and of the base run, the probe, and metrics."""
-    unit = run.loss_unit
+def loss_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """The loss over the run, held-out and of the training."""
     held_out = [e for e in run.evaluations if e.loss is not None]
-    base = _evaluated([e.step for e in held_out], [e.loss for e in held_out], max_points, unit)
-    chosen = _replica_choices(run, "losses", max_points, unit)
-    if held_out or chosen:
-        caption = "The strong line is the averaged model on held-out data. " if held_out else ""
-        if held_out and run.records and run.records[-1].num_averaged_steps:
-            caption += "Its last point is the mean of the weights over the last steps. "
-        if chosen and explored(run):
-            caption += (
-                "Thin lines are training losses of the replicas, round by round, coloured by where they "
-                "stood in the spread: look for one colour that stays below the others."
-            )
-        elif chosen:
-            caption += ("The thin line is" if held_out else "This is") + (
-                " the training loss of every round, the mean of the replicas."
-            )
+    trained = training_losses(run)
+    if not (held_out or trained):
+        return
+    traces = []
+    if trained:
+        kept = thin([[loss for _, loss in trained]], max_points)
+        x, y = [trained[i][0] for i in kept], [trained[i][1] for i in kept]
+        color, width = ("--replica", 1.5) if held_out else ("--accent", 2.2)
+        traces.append(line(x, y, "training loss", color, width=width, unit=run.loss_unit))
+    if held_out:
+        traces.append(
+            _evaluated([e.step for e in held_out], [e.loss for e in held_out], max_points, run.loss_unit)
+        )
+    caption = "The strong line is the loss on held-out data. " if held_out else ""
+    if held_out and run.records and run.records[-1].num_averaged_steps:
+        caption += "Its last point is the mean of the weights over the last steps. "
+    if trained:
+        who = " of the replicas" if run.num_replicas != 1 else ""
+        caption += f"{'The thin line' if held_out else 'This'} is the mean training loss{who} in each round."
+    yield Chart(
+        title="Loss",
+        caption=caption,
+        traces=traces,
+        y_title=run.loss_title,
+        is_wide=False,
+        height=290,
+        is_log=_is_far([e.loss for e in held_out if e.loss is not None], [loss for _, loss in trained]),
+        max_decades=4,
+    )
+
+
+def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Losses of the replicas where these differ, metrics, and the probe."""
+    unit = run.loss_unit
+    chosen = _replica_choices(run, "losses", max_points, unit) if explored(run) else []
+    if chosen:
+        held_out = [e for e in run.evaluations if e.loss is not None]
+        base = _evaluated([e.step for e in held_out], [e.loss for e in held_out], max_points, unit)
         yield Chart(
-            title="Loss",
-            caption=caption,
+            title="Losses of the replicas",
+            caption="Thin lines are training losses, round by round, coloured by where the replica stood in "
+            "the spread. Look for one colour that stays below the others."
+            + (" The strong line is the loss on held-out data." if held_out else ""),
             traces=[base] if held_out else [],
-            y_title=f"loss ({unit})" if unit else "loss",
-            height=400,
-            is_log=_is_far(run),
+            y_title=run.loss_title,
+            height=380,
+            is_log=_is_far(
+                [e.loss for e in held_out if e.loss is not None],
+                [loss for r in run.records for loss in r.losses if loss is not None],
+            ),
             choices=chosen,
             choice_label="Colour by",
-            has_spread_key=bool(chosen and explored(run)),
+            has_spread_key=True,
         )
     names = dict.fromkeys(name for e in run.evaluations for name in e.metrics if name != "loss")
     for family, members in _families(list(names)).items():
         traces = []
         for i, name in enumerate(members):
             found = [(e.step, e.metrics[name]) for e in run.evaluations if name in e.metrics]
-            trace = _evaluated([s for s, _ in found], [v for _, v in found], max_points, "", name)
+            trace = _evaluated([s for s, _ in found], [v for _, v in found], max_points, "", _spaced(name))
             if len(members) > 1:
                 color, dash = series_color(i)
                 trace["line"] |= {"color": color, "dash": dash}
             traces.append(trace)
         yield Chart(
-            title=f"Metric: {family}",
-            caption="The averaged model on held-out data.",
+            title="Parts of the loss" if family == "loss" else f"Metric: {_spaced(family)}",
+            caption="Measured on held-out data.",
             traces=traces,
-            y_title=family,
+            y_title=_spaced(family),
             hover="x unified",
             height=260,
             is_wide=False,
@@ -74,12 +102,8 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
         yield Chart(
             title="Probe",
             caption="Loss on one batch, the same for every replica, just before they are averaged."
-            + (
-                " The controller compares these, free of the luck of each replica's own batches."
-                if compares(run)
-                else ""
-            ),
-            y_title=f"probe loss ({unit})" if unit else "probe loss",
+            + (" The controller compares these losses." if compares(run) else ""),
+            y_title=run.loss_title,
             is_log=False,
             choices=probes,
             choice_label="Colour by",
@@ -106,8 +130,8 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
         each = "every sync" if size == 1 else f"a sync, as means over {size} of them"
         yield Chart(
             title="Cost of the syncs",
-            caption=f"Time on the host for {each}, by what it was spent on. A slow first sync is the setting "
-            "up of buffers; a rising trend is worth a look.",
+            caption=f"Time on the host for {each}, by what it was spent on. The first sync also sets up "
+            "buffers. A rising trend is worth a look.",
             traces=cost,
             y_title="milliseconds",
             hover="x unified",
@@ -126,7 +150,7 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
         yield Chart(
             title="Replicas left out",
             caption="Each mark is a sync in which a replica did not count, or had losses that were not "
-            "finite. Marks in one row point at one worker; marks in one column, at the step.",
+            "finite. Marks in one row point at one worker. Marks in one column point at the step.",
             traces=timeline,
             y_title="replica",
             height=280,
@@ -139,11 +163,17 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
         )
 
 
-def _is_far(run: Run) -> bool:
-    """Whether training losses are so far above those on held-out data that they would flatten them."""
-    held_out = [e.loss for e in run.evaluations if e.loss is not None]
-    trained = [loss for r in run.records for loss in r.losses if loss is not None and math.isfinite(loss)]
-    return min(held_out, default=0.0) > 0 and max(trained, default=0.0) > 5 * max(held_out)
+def _is_far(held_out: Sequence[float], trained: Sequence[float]) -> bool:
+    """Whether a few losses are so far above the others that they would flatten them."""
+    known = [loss for loss in [*held_out, *trained] if math.isfinite(loss)]
+    usual = max(held_out, default=math.inf)
+    if len(held_out) > 2:  # one that jumped is no measure of the others
+        usual = min(usual, 2 * max(held_out[0], statistics.median(held_out)))
+    return min(known, default=0.0) > 0 and max(known) > 5 * usual
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _evaluated(
@@ -153,7 +183,7 @@ def _evaluated(
     trace = line(
         [steps[i] for i in kept],
         [values[i] for i in kept],
-        name or "held-out loss of the averaged model",
+        name or "held-out loss",
         "--accent" if name else "--strong",
         width=2.5 if name else 3,
         unit=unit,
@@ -173,9 +203,7 @@ def _replica_choices(run: Run, field: str, max_points: int, unit: str) -> list[C
         means = [mean(getattr(record, field)) for record in records]
         kept = thin([means], max_points)
         x, y = [steps[i] for i in kept], [means[i] for i in kept]
-        is_beside = field == "losses" and any(e.loss is not None for e in run.evaluations)
-        color, width = ("--replica", 1.5) if is_beside else ("--accent", 2.2)
-        return [Choice("mean", [line(x, y, what, color, width=width, unit=unit)])]
+        return [Choice("mean", [line(x, y, what, "--accent", width=2.2, unit=unit)])]
     columns = by_replica(records, field)
     is_much = len(columns) > _MAX_LINES or max_points < 250
     names = explored(run)[: 1 if is_much else _MAX_CHOICES]

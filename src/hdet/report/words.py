@@ -1,29 +1,36 @@
-"""The run in plain words, and how numbers are written."""
+"""Runs in plain words, and how numbers are written."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
+from hdet.report.facts import (
+    are_comparable,
+    asked_lr,
+    compares,
+    corrections,
+    excluded_events,
+    found_lr,
+    group_peaks,
+    is_sweep,
+    num_brakes,
+    training_losses,
+    used_peak,
+)
 from hdet.report.runs import Run, number
-from hdet.report.series import base_series, learning_rates, mean, plan_series
+from hdet.report.series import base_series, learning_rates
 from hdet.telemetry.names import is_learning_rate
 
 __all__ = [
-    "are_comparable",
-    "asked_lr",
-    "compares",
+    "comparison_headline",
     "comparison_sentence",
-    "corrections",
     "count",
     "duration",
-    "excluded_events",
     "figure",
-    "found_lr",
     "headline",
-    "num_brakes",
     "sentence",
-    "training_loss",
 ]
 
 
@@ -78,9 +85,15 @@ def duration(seconds: float) -> str:
     return f"{round(seconds)} s"
 
 
-def excluded_events(run: Run) -> list[tuple[int, int, str]]:
-    """Every replica that was left out of a sync: step, replica, reason."""
-    return [(record.step, replica, why) for record in run.records for replica, why in record.excluded.items()]
+def times(factor: float) -> str:
+    """How a value compares with another, which follows.
+
+    >>> times(10.0), times(0.04), times(1.01)
+    ('10 times', '25 times below', 'close to')
+    """
+    if 0.95 < factor < 1.05:
+        return "close to"
+    return f"{figure(factor, 2)} times" if factor > 1 else f"{figure(1 / factor, 2)} times below"
 
 
 def headline(run: Run) -> str:
@@ -88,19 +101,28 @@ def headline(run: Run) -> str:
 
     >>> from pathlib import Path
     >>> headline(Run(path=Path("runs/a"), name="a", config={"lr": 3e-4}))
-    'Trained with a learning rate of 3e-4, without a search before.'
+    'Trained with a learning rate of 3e-4, without a search.'
     """
-    search, asked = run.search, asked_lr(run)
-    if search is None:
-        began = "Started from" if compares(run) else "Trained with"
-        return f"{began} a learning rate of {figure(asked)}, without a search before." if asked else ""
-    likely = f"likely between {figure(search.low, 2)} and {figure(search.high, 2)}"
-    found = figure(search.found, 2)
-    if search.found == search.asked:
-        return f"Kept your learning rate of {figure(asked)}: {search.reason.rpartition(': ')[2]}."
-    if found == figure(search.asked, 2):
-        return f"Found a learning rate of {found}, as you asked for; {likely}."
-    return f"Found a learning rate of {found}, {likely}; you asked for {figure(search.asked)}."
+    search, asked, found = run.search, asked_lr(run), found_lr(run)
+    if search is not None:
+        if search.found == search.asked:
+            reason = search.reason.rpartition(": ")[2]
+            return f"Kept your learning rate of {figure(asked)}, because {reason}."
+        text = f"Found a learning rate of {figure(search.found)}"
+        if figure(search.found) == figure(search.asked):
+            return f"{text}, which is what you asked for."
+        return f"{text}, {_against(search.found, search.asked)}."
+    if asked is None:
+        return ""
+    is_kept = found is None or math.isclose(found, asked, rel_tol=1e-6)
+    if found is not None and not is_kept and corrections(run) and compares(run):
+        return f"The controller asks for a learning rate of {figure(found)}, {_against(found, asked)}."
+    began = "Started from" if compares(run) else "Trained with"
+    peaks = group_peaks(run)
+    if len(peaks) > 1:
+        low, high = figure(min(peaks)), figure(max(peaks))
+        return f"{began} learning rates from {low} to {high}, without a search."
+    return f"{began} a learning rate of {figure(asked)}, without a search."
 
 
 def sentence(run: Run) -> str:
@@ -112,82 +134,77 @@ def sentence(run: Run) -> str:
     """
     if not (run.search or run.records or run.evaluations or run.result):
         return "Nothing has been recorded of this run yet."
-    parts = [_training(run)]
+    parts = [_searched(run), _training(run), _loss(run)]
     if run.records:
         parts += [_moved(run), _averaged(run), _left_out(run)]
     return " ".join(part for part in parts if part)
 
 
+def comparison_headline(runs: Sequence[Run]) -> str:
+    """Which of several runs ended best, in one sentence; empty where they cannot be compared."""
+    losses = _by_loss(runs)
+    if len(losses) < 2 or not are_comparable(runs):
+        return ""
+    best, run = losses[0]
+    if is_sweep(runs):
+        return f"The best of {len(runs)} learning rates is {figure(asked_lr(run))}."
+    return f"“{run.name}” ended best, with a held-out loss of {figure(best, 4)}."
+
+
 def comparison_sentence(runs: Sequence[Run]) -> str:
-    """Which of several runs ended best, where they can be compared at all."""
-    losses = [(run.final_loss, run.name) for run in runs if run.final_loss is not None]
+    """What is to be said of several runs beside which of them ended best."""
+    losses = _by_loss(runs)
     if len(losses) < 2:
         known = "one has" if losses else "none has"
         return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
     if not are_comparable(runs):
         return (
-            f"{count(len(runs), 'run')} on different tasks: their losses cannot be compared with each other."
+            f"{count(len(runs), 'run')} on different tasks. Their losses cannot be compared with each other."
         )
-    (best, name), (worst, other) = min(losses), max(losses)
-    text = f"{count(len(runs), 'run')} compared. “{name}” has the lowest held-out loss, {figure(best, 4)}"
-    if best > 0 and worst > best:
-        above = (
-            f"{figure(100 * (worst / best - 1), 2)} % above it" if worst < 2 * best else f"{figure(worst)}"
-        )
-        text += f"; the highest, of “{other}”, is {above}"
-    return text + "."
+    (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
+    if is_sweep(runs):
+        text = f"It ended at a held-out loss of {figure(best, 4)}. "
+        text += f"The next best is {figure(asked_lr(second))}, {_above(next_best, best)}."
+        rates = sorted(rate for run in runs if (rate := asked_lr(run)) is not None)
+        if asked_lr(first) in (rates[0], rates[-1]):
+            text += " The best is at the edge of the sweep, so a better one may lie beyond it."
+    else:
+        text = f"Next comes “{second.name}”, {_above(next_best, best)}."
+        if len(losses) > 2:
+            text += f" The last is “{last.name}”, {_above(worst, best)}."
+    lost = len(runs) - len(losses)
+    return text + (f" {count(lost, 'run')} ended without a loss." if lost else "")
 
 
-def are_comparable(runs: Sequence[Run]) -> bool:
-    """Whether all runs measured the same loss on the same task."""
-    return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
+def _by_loss(runs: Sequence[Run]) -> list[tuple[float, Run]]:
+    known = [(run.final_loss, run) for run in runs if run.final_loss is not None]
+    return sorted(known, key=lambda pair: pair[0])
 
 
-def asked_lr(run: Run) -> float | None:
-    """The learning rate that was asked for, as a peak; that of the first group where only records tell."""
-    if run.search is not None:
-        return run.search.asked
-    stated = number(run.config.get("lr"))
-    if stated is not None:
-        return stated
-    name = next(iter(learning_rates(run)), "")
-    planned = plan_series(run, name)[1] or base_series(run, name)[1]
-    return max((value for value in planned if 0 < value < math.inf), default=None)
+def _above(loss: float, best: float) -> str:
+    """How far a loss is above the best."""
+    if loss == best:
+        return "at the same loss"
+    share = 100 * (loss / best - 1) if best > 0 else math.inf
+    return f"{figure(share, 2)} % above" if share < 100 else f"at {figure(loss)}"
 
 
-def found_lr(run: Run) -> float | None:
-    """The peak learning rate that the run came to: stated, or what it began with times what was learned."""
-    stated = number(run.result.get("found_lr"))
-    if stated is not None:
-        return stated
-    start, factors = run.search.found if run.search is not None else asked_lr(run), corrections(run)
-    if start is None or not factors:
-        return start
-    return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
+def _against(lr: float, asked: float) -> str:
+    """How a learning rate compares with what was asked for."""
+    if not (0 < asked < math.inf and 0 < lr < math.inf):
+        return f"where you asked for {figure(asked)}"
+    return f"{times(lr / asked)} the {figure(asked)} that you asked for"
 
 
-def num_brakes(run: Run) -> int:
-    """How often the guard went back."""
-    return run.records[-1].num_brakes if run.records else 0
-
-
-def training_loss(run: Run) -> float | None:
-    """Mean over the replicas in the last round that has a loss."""
-    means = (mean(record.losses) for record in reversed(run.records))
-    return next((loss for loss in means if loss is not None), None)
-
-
-def compares(run: Run) -> bool:
-    """Whether a controller compared the replicas; the guard does not."""
-    return any(record.signal for record in run.records)
-
-
-def corrections(run: Run) -> list[float]:
-    """Final factors on the planned learning rates, one per parameter group."""
-    if not run.records or run.config.get("controller") == "paper":
-        return []  # the paper's form has no factor: it holds the value itself
-    last = run.records[-1].correction
-    return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
+def _searched(run: Run) -> str:
+    search = run.search
+    if search is None:
+        return ""
+    text = ""
+    if 0 < search.low < search.high < math.inf:
+        low, high = figure(search.low, 2), figure(search.high, 2)
+        text = f"The best learning rate lies between {low} and {high} in four cases of five. "
+    return f"{text}The search took {count(search.num_steps, 'step')}."
 
 
 def _training(run: Run) -> str:
@@ -197,49 +214,53 @@ def _training(run: Run) -> str:
     steps = f"{last:,} of {count(int(planned or 0), 'step')}" if is_short else count(last, "step")
     seconds = number(run.result.get("seconds"))
     time = f" in {duration(seconds)}" if seconds is not None else ""
-    where = _loss_so_far(run)
     if run.status in ("failed", "diverged"):
-        text = f"The run {run.status} after {steps}{time}" + (f", at {where}" if where else "") + "."
         reason = run.result.get("error") or run.result.get("reason")
-        return text + (f" The reason: {reason}." if isinstance(reason, str) else "")
+        why = f" The reason is this: {_without_list(reason)}." if isinstance(reason, str) and reason else ""
+        return f"The run {run.status} after {steps}{time}.{why}"
+    if run.status == "unfinished" and not last:
+        return "The run is unfinished. It has not trained yet."
+    done = f"{who} trained for {steps}{time}"
     if run.status == "stopped":
-        return f"{who} trained for {steps}{time}, then the run was stopped" + (
-            f" at {where}." if where else "."
-        )
-    if run.status == "unfinished":
-        if not last:
-            return "This run is unfinished: it has not trained yet."
-        has = "has" if run.num_replicas == 1 else "have"
-        return f"This run is unfinished: {who.lower()} {has} trained for {steps}" + (
-            f" and stand at {where}." if where else "."
-        )
-    return f"{who} trained for {steps}{time}" + (f" and ended at {where}." if where else ".")
+        return f"{done}, then the run was stopped."
+    return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
+
+
+def _without_list(reason: str) -> str:
+    """A reason without what it says of each replica; the table of results has it in full."""
+    return re.sub(r" \(replica \d+: [^)]*\)", "", reason).rstrip(".")
+
+
+def _loss(run: Run) -> str:
+    """Where the loss began and where it stands."""
+    known = [e.loss for e in run.evaluations if e.loss is not None]
+    what, last = "held-out loss", run.final_loss
+    if last is None and known:  # a run that failed
+        last = known[-1]
+    if last is None:
+        known = [loss for _, loss in training_losses(run)]
+        what, last = "training loss", known[-1] if known else None
+    if last is None:
+        return ""
+    if len(known) < 2 or figure(known[0]) == figure(last):
+        was = "was" if run.status == "failed" else "is"
+        return f"The {what} {was} {figure(last)}."
+    verb = "fell" if last < known[0] else "rose"
+    return f"The {what} {verb} from {figure(known[0])} to {figure(last)}."
 
 
 def _averaged(run: Run) -> str:
     num_steps = run.records[-1].num_averaged_steps
-    if not num_steps:
-        return ""
-    return f"The final weights are the mean of those after {num_steps} of the last steps."
-
-
-def _loss_so_far(run: Run) -> str:
-    unit = f" {run.loss_unit}" if run.loss_unit else ""
-    if run.final_loss is None:
-        trained = training_loss(run)
-        return "" if trained is None else f"a training loss of {figure(trained)}{unit}"
-    first = next((e.loss for e in run.evaluations if e.loss is not None), None)
-    began = f" (it began at {figure(first)})" if first is not None and len(run.evaluations) > 1 else ""
-    return f"a held-out loss of {figure(run.final_loss)}{unit}{began}"
+    return f"The final weights are a mean over {num_steps:,} of the last steps." if num_steps else ""
 
 
 def _moved(run: Run) -> str:
     """What the guard, or a controller that compares replicas, made of the learning rate."""
     brakes, found, factors = num_brakes(run), found_lr(run), corrections(run)
     if brakes:
-        times = "once" if brakes == 1 else f"{brakes} times"
-        lowered = f", to {figure(found, 2)} at its peak" if found is not None else ""
-        return f"The run collapsed {times}: the guard went back and lowered the learning rate{lowered}."
+        often = "once" if brakes == 1 else f"{brakes} times"
+        lowered = f" to {figure(found)}" if found is not None else ""
+        return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
     if not compares(run):
         return ""
     if run.config.get("controller") == "paper":
@@ -249,24 +270,25 @@ def _moved(run: Run) -> str:
             return ""
         ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
         peak = figure(max(values + last), 2)
-        return f"The controller held the learning rate itself: it peaked at {peak} and ended at {ends}."
-    if len(factors) > 1:
-        low, high = figure(min(factors)), figure(max(factors))
-        by = f"a factor of {low}" if low == high else f"factors from {low} to {high}"
-        return f"The controller moved the learning rates of {len(factors)} parameter groups by {by}."
+        return f"The controller held the learning rate itself. It peaked at {peak} and ended at {ends}."
     if not factors:
         return ""
-    return (
-        f"The controller moved the learning rate by a factor of {figure(factors[0])}, to {figure(found, 2)} "
-        "at its peak."
-    )
+    low, high = figure(min(factors)), figure(max(factors))
+    by = f"{low} times the plan" if low == high else f"{low} to {high} times the plan, by parameter group"
+    peak = used_peak(run)
+    asks = f", so it asks for a peak of {figure(found)}" if run.search is not None and low == high else ""
+    text = f"The controller ended at {by}{asks}."
+    # A factor that grows while the schedule falls never meets the peak.
+    if peak is not None and found is not None and peak < 0.95 * found:
+        text += f" The highest learning rate that a step used is {figure(peak)}."
+    return text
 
 
 def _left_out(run: Run) -> str:
     events = excluded_events(run)
     replicas = sorted({replica for _, replica, _ in events})
     if not events:
-        return "No replica was left out." if run.num_replicas != 1 else ""
+        return ""
     if len(replicas) == 1:
         return f"Replica {replicas[0]} was left out of {count(len(events), 'sync')}."
     if len(replicas) > 5:

@@ -20,7 +20,7 @@ from hdet.report.series import (
     thin,
 )
 from hdet.report.steering import controller_charts, hyperparameter_charts
-from hdet.report.training import health_charts, training_charts
+from hdet.report.training import health_charts, loss_charts, training_charts
 from hdet.telemetry import RoundRecord
 from tests.helpers.runs import real_records, write_run
 
@@ -34,7 +34,14 @@ def run(*records: RoundRecord, **more: Any) -> Run:
 
 
 def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
-    parts = (rate_charts, training_charts, hyperparameter_charts, controller_charts, health_charts)
+    parts = (
+        rate_charts,
+        loss_charts,
+        training_charts,
+        hyperparameter_charts,
+        controller_charts,
+        health_charts,
+    )
     return [*search_charts(one), *(chart for part in parts for chart in part(one, max_points))]
 
 
@@ -126,15 +133,23 @@ def test_equal_learning_rates_share_a_line() -> None:
 
     equal = rates(traced(embedding=0.1, non_embedding=0.1))
     assert [t["name"] for t in equal.traces] == ["learning rate"] and equal.is_log is False
-    assert equal.caption == "The learning rate kept to its plan."
+    assert equal.caption == "Every step used the learning rate that was planned."
     parted = rates(traced(embedding=0.1, head=0.1, bias=0.001))
     assert [t["name"] for t in parted.traces] == ["lr.embedding, lr.head", "lr.bias"] and parted.is_log
 
 
 @pytest.mark.parametrize(("loss", "is_log"), [(4.0, False), (6.0, True)])
 def test_a_loss_that_jumped_does_not_flatten_the_others(loss: float, is_log: bool) -> None:
-    chart, *_ = training_charts(run(record(losses=[loss, None]), evaluations=[Evaluation(10, 1.0)]), 2000)
+    (chart,) = loss_charts(run(record(losses=[loss, None]), evaluations=[Evaluation(10, 1.0)]), 2000)
     assert chart.is_log is is_log
+
+
+def test_a_held_out_loss_that_jumped_does_not_flatten_the_others() -> None:
+    found = [Evaluation(i, loss) for i, loss in enumerate((2.0, 1.0, 50.0, 1.0, 0.9))]
+    (chart,) = loss_charts(run(evaluations=found), 2000)
+    assert chart.is_log
+    (chart,) = loss_charts(run(evaluations=[e for e in found if e.loss != 50.0]), 2000)
+    assert not chart.is_log
 
 
 def test_equal_plans_share_a_line() -> None:
@@ -156,9 +171,9 @@ def test_equal_plans_share_a_line() -> None:
 
 def test_without_a_spread_there_is_one_training_loss() -> None:
     records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
-    chart, *_ = training_charts(run(*records), 2000)
-    assert [(t["name"], t["y"]) for t in chart.choices[0].traces] == [("training loss", [1.5, 1.5])]
-    assert not chart.has_spread_key and "spread" not in chart.caption
+    (chart,) = loss_charts(run(*records), 2000)
+    assert [(t["name"], t["y"]) for t in chart.traces] == [("training loss", [1.5, 1.5])]
+    assert list(training_charts(run(*records), 2000)) == []
 
 
 @pytest.mark.parametrize(("signal", "compares"), [({"lr": 0.1}, True), ({}, False)])
@@ -184,7 +199,8 @@ def test_losses_across_the_spread() -> None:
 
 
 COMPARED = [
-    "Learning rate over the run", "Loss", "Metric: mean error", "Metric: explained variance", "Probe",
+    "Learning rate over the run", "Loss", "Losses of the replicas", "Metric: mean error",
+    "Metric: explained variance", "Probe",
     "Values and their spread", "Schedule: weight_decay", "Correction", "Signal and velocity: lr",
     "Signal and velocity: weight_decay", "Loss across the spread", "Cost of the syncs", "Replicas left out",
 ]  # fmt: skip
@@ -242,7 +258,7 @@ def test_records_that_only_look_right_do_no_harm() -> None:
 def test_many_replicas_are_drawn_as_a_band_and_some_lines() -> None:
     places = [-1 + r / 31.5 for r in range(64)]
     spread = {"positions": {"lr": places}, "multipliers": {"lr": [1 + p / 9 for p in places]}}
-    chart, *_ = all_charts(run(*(record(i, losses=places, **spread) for i in range(1, 4))))
+    _, chart, *_ = all_charts(run(*(record(i, losses=places, **spread) for i in range(1, 4))))
     names = [trace["name"] for trace in chart.choices[0].traces]
     assert len(names) == 2 + 16 + 1 and names[-1] == "training loss of the replicas (16 of 64)"
     assert "training loss, position -1.00" in names and "training loss, position +1.00" in names
@@ -266,6 +282,38 @@ def test_shared_numbers_are_written_once() -> None:
     )
     assert data["traces"][0]["x"] == data["traces"][0]["y"] == data["traces"][1]["x"]
     assert sum(text.startswith("[0,1,2") for text in pool.texts) == 1
+
+
+def swept(**losses: float | None) -> list[Run]:
+    """Runs of a sweep, by ten to the power of minus this."""
+    return [
+        run(
+            config={"task": "digits", "lr": 10.0 ** -int(name[1:])},
+            result={"final_loss": loss, "status": "failed" if loss is None else "finished"},
+            evaluations=[Evaluation(0, 2.0), Evaluation(10, loss)],
+        )
+        for name, loss in losses.items()
+    ]
+
+
+def test_a_sweep_has_its_curve_and_one_bad_run_does_not_flatten_it() -> None:
+    charts = {c.title: c for c in comparison_charts(swept(_1=1e6, _2=0.2, _3=0.1, _4=0.3, _5=None), 2000)}
+    curve = charts["Loss against learning rate"]
+    runs, best, bad = curve.traces
+    assert (runs["x"], runs["y"]) == (pytest.approx([1e-4, 1e-3, 1e-2]), [0.3, 0.1, 0.2])
+    assert runs["mode"] == "lines+markers" and (best["x"], best["y"]) == (pytest.approx([1e-3]), [0.1])
+    assert bad["x"] == pytest.approx([1e-5, 0.1]) and bad["customdata"] == [
+        "a, loss not finite", "a, loss 1e6",
+    ]  # fmt: skip
+    for chart in (curve, charts["Held-out loss"]):  # the untrained loss is 2 and the best 0.1
+        low, high = chart.layout["yaxis"]["range"]
+        assert -0.2 < low < 0.1 and 2.3 < high < 2.7
+
+
+def test_without_a_bad_run_a_sweep_shows_all_of_it() -> None:
+    charts = {c.title: c for c in comparison_charts(swept(_1=0.5, _2=0.2, _3=0.1), 2000)}
+    assert len(charts["Loss against learning rate"].traces) == 2
+    assert charts["Held-out loss"].layout == {}
 
 
 def test_the_best_run_is_marked_if_losses_can_be_compared() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hdet.errors import HdetError
-from hdet.report import Evaluation, Run, build_report, headline, read_run
+from hdet.report import Evaluation, Run, build_report, document, headline, read_run
 from hdet.report.pieces import sentence_html
 from hdet.report.words import figure
 from tests.helpers.runs import real_records, write_run
@@ -46,7 +46,8 @@ def test_one_run(tmp_path: Path) -> None:
     assert "<h1>feed, guard controller</h1>" in page and "4 replicas trained for 300 steps in 41 s" in page
     assert len(data_of(page)["charts"]) == page.count('class="plot"') == 7
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == [
-        "Learning rate", "Training", "Cost and health", "Settings and environment",
+        "Search for the learning rate", "Learning rate over the run", "Loss",
+        "Training", "Cost and health", "Settings and environment",
     ]  # fmt: skip
     policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy and policy.startswith(
@@ -86,18 +87,18 @@ def test_records_of_a_script_show_loss_and_learning_rate(tmp_path: Path) -> None
 
 
 def test_parts_of_a_metric_have_no_tile(tmp_path: Path) -> None:
-    metrics = {"auc_like": 0.5, "auc_dwell": 0.6, "loss": 0.3, "auc": 0.7, "ne_like": 0.8}
+    metrics = {"loss_like": 0.2, "auc_like": 0.5, "auc_dwell": 0.6, "loss": 0.3, "auc": 0.7, "ne_like": 0.8}
     run = Run(path=tmp_path, name="a", result={"final_loss": 0.3, "metrics": metrics})
     page = build_report([run], tmp_path / "a.html").read_text()
     assert [(label, value) for label, value, _ in tiles_of(page)] == [
-        ("Held-out loss", "0.3"), ("auc", "0.7"), ("ne_like", "0.8"),
+        ("Held-out loss", "0.3"), ("auc", "0.7"), ("ne like", "0.8"),
     ]  # fmt: skip
 
 
 def test_settings_are_written_with_few_digits(tmp_path: Path) -> None:
     config = {"spread": 1 / 9, "more": {"x": [0.1 + 0.2, 12345678, True]}}
     page = build_report([Run(path=tmp_path, name="a", config=config)], tmp_path / "a.html").read_text()
-    assert "<td>0.111111</td>" in page and "[0.3, 12345678, true]" in page
+    assert "<td>0.111111</td>" in page and "<td>x: 0.3, 12345678, yes</td>" in page
 
 
 def test_several_runs(tmp_path: Path) -> None:
@@ -107,7 +108,12 @@ def test_several_runs(tmp_path: Path) -> None:
     ]
     page = build_report(runs, tmp_path / "a.html").read_text()
     assert page.count('<details class="run">') == 2
-    assert page.index("Comparison") < page.index("<h2>first</h2>") < page.index("<h2>second</h2>")
+    assert (
+        page.index('<p class="headline">')
+        < page.index(">Results<")
+        < page.index("<h2>first</h2>")
+        < page.index("<h2>second</h2>")
+    )
     assert page.count("(best)") == 1
 
 
@@ -206,5 +212,6 @@ def test_no_runs_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_plotly_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    document._plotly_script.cache_clear()
     with pytest.raises(HdetError, match=r"pip install .*\[cli\]'"):
         build_report([Run(path=tmp_path, name="a")], tmp_path / "a.html")

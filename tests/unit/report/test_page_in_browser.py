@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hdet.report import build_report, read_run
+from hdet.report import LivePage, build_report, read_run
 from tests.helpers.runs import real_records, write_run
 
 CHROMIUM = shutil.which("chromium")
@@ -135,8 +137,37 @@ def several(browser: Any, several_page: str) -> Iterator[Visit]:
 
 def test_every_chart_is_drawn(one: Visit) -> None:
     titles = one.page.locator("figure .title").all_text_contents()
-    assert len(titles) == 14 and one.drawn() == titles
-    assert one.page.locator(".js-plotly-plot").count() == 14
+    assert len(titles) == 15 and one.drawn() == titles
+    assert one.page.locator(".js-plotly-plot").count() == 15
+
+
+def test_the_first_screen_shows_what_was_found(one: Visit) -> None:
+    assert one.page.locator(".tile dt").first.text_content() == "Learning rate"
+    assert one.page.locator(".headline").text_content().startswith("Found a learning rate of ")
+    bottoms = one.page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".row figure")].map((figure) => [
+            figure.querySelector(".title").textContent,
+            figure.querySelector(".main-svg").getBoundingClientRect().bottom + scrollY]))"""
+    )
+    assert list(bottoms) == ["Search for the learning rate", "Learning rate over the run", "Loss"]
+    assert max(bottoms.values()) < 900
+
+
+def test_axes_reach_to_the_last_step_and_nothing_is_clipped(one: Visit) -> None:
+    found = one.page.evaluate(
+        """() => [...document.querySelectorAll(".plot")].map((div) => {
+            const frame = div.getBoundingClientRect();
+            const all = (parts) => [...div.querySelectorAll(parts)];
+            const isCut = (box) => box.left < frame.left - 1 || box.right > frame.right + 1
+                || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
+            const cut = all(".legendtext, .xtitle, .ytitle, .xtick text, .ytick text").filter(
+                (part) => part.textContent && isCut(part.getBoundingClientRect()));
+            return [all(".xtitle, .ytitle"), all(".xtick text"), cut].map((l) => l.map((p) => p.textContent));
+        })"""
+    )
+    assert [cut for _, _, cut in found] == [[]] * 15
+    assert {ticks[-1] for titles, ticks, _ in found if titles[0] == "optimizer step"} == {"300"}
+    assert not {"x", "y", "z"} & {title for titles, _, _ in found for title in titles}
 
 
 def test_every_chart_has_a_name_and_a_caption(one: Visit) -> None:
@@ -156,7 +187,7 @@ def test_the_keyboard_reaches_everything(one: Visit) -> None:
     for _ in range(7):
         one.page.keyboard.press("Tab")
         seen.append(one.page.evaluate(focused))
-    assert seen == ["skip", "theme", "SUMMARY", "BUTTON", "SUMMARY", "SELECT", "BUTTON"]
+    assert seen == ["skip", "theme", "SUMMARY", "BUTTON", "SUMMARY", "BUTTON", "SUMMARY"]
     one.page.locator("#theme").focus()
     for expected in ("dark", "light"):
         one.page.keyboard.press("Enter")
@@ -173,11 +204,11 @@ def test_hover_shows_the_values(one: Visit) -> None:
     label = figure.locator(".hoverlayer .hovertext")
     label.wait_for()
     text = label.text_content()
-    assert "held-out loss of the averaged model" in text and "step 100" in text and "squared error" in text
+    assert "held-out loss" in text and "step 100" in text and "squared error" in text
 
 
 def test_choices_and_the_scale_can_be_switched(one: Visit) -> None:
-    figure = one.figure("Loss")
+    figure = one.figure("Losses of the replicas")
     plot, names = figure.locator(".plot"), "(div) => div.data.map((trace) => trace.name)"
     assert "training loss, position -1.00" in plot.evaluate(names)
     figure.get_by_label("Colour by").select_option(label="replica")
@@ -224,7 +255,7 @@ def test_everything_that_was_found_is_within_the_axis(one: Visit) -> None:
 
 def test_numbers_are_tables(one: Visit) -> None:
     for title, head, rows in (
-        ("Loss", "optimizer step", 60),
+        ("Losses of the replicas", "optimizer step", 60),
         ("Replicas left out", "what", 4),
         ("Search for the learning rate", "what", 20),
         ("Values and their spread", "optimizer step", 300),
@@ -253,7 +284,7 @@ def test_the_table_of_results_can_be_sorted(several: Visit) -> None:
 
 def test_several_runs_are_compared_and_open_on_demand(several: Visit) -> None:
     compared = several.drawn()
-    assert compared[:2] == ["Held-out loss", "Learning rate"]
+    assert compared[:2] == ["Held-out loss", "Learning rate over the run"]
     assert (
         len(compared)
         == several.page.locator("figure").count() - several.page.locator("details figure").count()
@@ -293,7 +324,8 @@ def test_hostile_names_are_only_text(several: Visit) -> None:
     assert page.evaluate("() => [document.images.length, document.scripts.length]") == [0, 4]
     assert page.locator(".main-svg a").count() == 0
     shown = " ".join(page.locator(".main-svg :is(.legendtext, .g-ytitle)").all_text_contents())
-    assert f"loss ({EVIL})" in shown and f"{LINK}, signal" in shown
+    assert f"{LINK}, signal" in shown
+    assert EVIL in page.locator(".tile small").all_text_contents()  # the unit of the loss
     evil = page.locator("details.run").last
     assert LINK in _hover(several, "Correction", within=evil)
     assert EVIL in evil.locator("figure").last.locator("table").text_content()
@@ -308,6 +340,78 @@ def test_a_phone_does_not_scroll_sideways(browser: Any, several_page: str) -> No
         "() => [...document.querySelectorAll('.main-svg')].map((svg) => svg.clientWidth)"
     )
     assert widths and max(widths) <= 375
+    visit.close()
+
+
+@pytest.fixture
+def sweep(browser: Any, tmp_path: Path) -> Iterator[Visit]:
+    """The page of a sweep in which one run diverged."""
+    losses = {1e-3: 0.9, 1e-2: 0.5, 1e-1: 0.6, 1.0: 1e7}
+    paths = [tmp_path / f"lr{lr:g}" for lr in losses]
+    for path, (lr, loss) in zip(paths, losses.items(), strict=True):
+        write_run(path, controller="none", lr=lr, name=f"lr{lr:g}")
+        lines = [json.dumps({"step": step, "loss": 2.0 if step == 0 else loss}) for step in (0, 300)]
+        (path / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+        (path / "records.jsonl").write_text("")
+        (path / "result.json").write_text(
+            json.dumps({"status": "finished", "final_loss": loss, "steps": 300})
+        )
+    visit = Visit(browser, build_report([read_run(path) for path in paths], tmp_path / "a.html").as_uri())
+    yield visit
+    visit.close()
+
+
+def test_a_sweep_shows_its_curve_first(sweep: Visit) -> None:
+    assert sweep.page.locator(".headline").first.text_content() == "The best of 4 learning rates is 0.01."
+    assert sweep.page.locator(".tile dd").first.text_content() == "0.01of the best run"
+    assert sweep.drawn()[:2] == ["Loss against learning rate", "Held-out loss"]
+    for title in sweep.drawn()[:2]:
+        low, high = sweep.figure(title).locator(".plot").evaluate("(div) => div._fullLayout.yaxis.range")
+        assert 0 < low < 0.5 and 2 < high < 2.7  # the run that diverged ended at 1e7
+    assert sweep.figure("Loss against learning rate").locator(".point").count() == 5
+    sweep.figure("Loss against learning rate").locator("summary").click()
+    assert "lr1, loss 1e7" in sweep.figure("Loss against learning rate").locator("table").text_content()
+
+
+def test_a_page_of_a_run_that_trains_loads_itself_again(browser: Any, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", is_finished=False, num_records=20)
+    whole = write_run(tmp_path / "whole")
+    live = LivePage(path, every_seconds=0.1)
+    live.write(read_run(path).records[-1])
+    visit = Visit(browser, live.out.as_uri(), color_scheme="light")
+    page, press = visit.page, "() => document.getElementById('live').click()"
+    page.evaluate(press)
+    assert page.locator("#live").text_content().startswith("Paused, written ")
+    page.evaluate("() => { window.isOld = true; }")
+    figure = visit.figure("Losses of the replicas")
+    figure.get_by_label("Colour by").select_option(label="replica")
+    figure.locator("summary").click()
+    figure.locator("table").wait_for()
+    page.locator("#theme").click()
+    page.evaluate("() => window.scrollTo({ top: 700, behavior: 'instant' })")
+    (path / "records.jsonl").write_text(
+        "".join((whole / "records.jsonl").read_text().splitlines(keepends=True)[:40])
+    )
+    live._due = 0.0
+    live.write(read_run(path).records[-1])
+    page.wait_for_timeout(1500)
+    assert page.evaluate("() => window.isOld")  # a reader who has paused is left alone
+    page.evaluate(press)
+    is_new = "() => !window.isOld && document.documentElement.dataset.isDrawn"
+    page.wait_for_function(is_new)
+    page.evaluate(press)
+    assert "200 of 300 steps so far" in page.locator(".sentence").text_content()
+    assert visit.theme() == "dark" and page.evaluate("() => scrollY") > 500
+    assert "replica 0" in figure.locator(".plot").evaluate("(div) => div.data.map((trace) => trace.name)")
+    assert figure.locator("select").evaluate("(select) => select.selectedOptions[0].text") == "replica"
+    assert figure.locator("table").count() == 1
+    page.evaluate("() => { window.isOld = true; }")
+    shutil.copytree(whole, path, dirs_exist_ok=True)
+    live.close()
+    page.evaluate(press)
+    page.wait_for_function(is_new)
+    assert "unfinished" not in page.locator(".sentence").text_content() and visit.theme() == "dark"
+    assert page.locator("#live").count() == 0  # a run that has ended is not loaded again
     visit.close()
 
 

@@ -37,7 +37,16 @@ def test_records_of_a_script_need_nothing_beside_them(
         sink.write(record)
     run = read_run(tmp_path)
     assert run.notes == [] and run.status == status and run.last_step == 300
-    assert "unfinished" not in sentence(run) and "4 replicas trained for 300 steps and ended" in sentence(run)
+    assert "unfinished" not in sentence(run) and "4 replicas trained for 300 steps. The" in sentence(run)
+
+
+@pytest.mark.parametrize("status", [None, "failed"])
+def test_a_run_before_its_first_sync_misses_nothing(tmp_path: Path, status: str | None) -> None:
+    path = write_run(tmp_path / "run", is_finished=False)
+    (path / "records.jsonl").unlink()
+    if status is not None:
+        (path / "result.json").write_text(json.dumps({"status": status}))
+    assert read_run(path).notes == []
 
 
 def test_an_unfinished_run_is_read(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from hdet.report import Run, headline, read_run, sentence
 from hdet.report.chart import Chart, Pool
+from hdet.report.facts import asked_lr, found_lr
 from hdet.report.search import search_charts
-from hdet.report.words import asked_lr, figure, found_lr
+from hdet.report.words import figure
 from hdet.telemetry import SearchRecord
 from tests.helpers.runs import real_records, write_run
 
@@ -66,28 +67,31 @@ def test_by_hand() -> None:
     assert (bottom, top) == pytest.approx((0.8 - 0.08 * 1.44, 2.24 + 0.08 * 1.44))
     assert traces["ramp"]["x"] == [1e-6, 1e-4, 1e-2, 1e-1, 1.0] and traces["ramp"]["y"][-1] == top
     assert chart.y_title == "loss (nats)" and chart.layout["xaxis"] == {"type": "log"}
-    assert "The search took 1,234 steps. Its answer comes from trials, weighed against" in chart.caption
+    assert "The answer comes from trials, weighed against the learning rate" in chart.caption
 
 
 def test_what_was_found_is_said() -> None:
     one = run(SEARCH)
-    assert (
-        headline(one)
-        == "Found a learning rate of 3.2e-3, likely between 1.6e-3 and 6.1e-3; you asked for 1e-4."
+    assert headline(one) == "Found a learning rate of 3.2e-3, 32 times the 1e-4 that you asked for."
+    assert sentence(one).startswith(
+        "The best learning rate lies between 1.6e-3 and 6.1e-3 in four cases of five. "
+        "The search took 1,234 steps. "
     )
+    lower = run(replace(SEARCH, asked=0.032))
+    assert headline(lower) == "Found a learning rate of 3.2e-3, 10 times below the 0.032 that you asked for."
     assert (asked_lr(one), found_lr(one)) == (1e-4, 3.2e-3)
 
 
 def test_a_number_that_was_kept_is_said_with_the_reason() -> None:
     kept = replace(SEARCH, found=1e-4, reason="the learning rate that was given: no trial learnt anything")
-    assert headline(run(kept)) == "Kept your learning rate of 1e-4: no trial learnt anything."
+    assert headline(run(kept)) == "Kept your learning rate of 1e-4, because no trial learnt anything."
 
 
 def test_a_search_that_agrees_with_the_user_is_said() -> None:
     agreed = replace(SEARCH, found=1.0001e-4)
-    assert headline(run(agreed)) == (
-        "Found a learning rate of 1e-4, as you asked for; likely between 1.6e-3 and 6.1e-3."
-    )
+    assert headline(run(agreed)) == ("Found a learning rate of 1e-4, which is what you asked for.")
+    close = replace(SEARCH, found=1.03e-4)
+    assert headline(run(close)) == "Found a learning rate of 1.03e-4, close to the 1e-4 that you asked for."
 
 
 def test_a_run_that_has_only_searched_says_so(tmp_path: Path) -> None:
@@ -95,10 +99,8 @@ def test_a_run_that_has_only_searched_says_so(tmp_path: Path) -> None:
     (path / "evaluations.jsonl").write_text("")
     one = read_run(path)
     assert one.notes == [] and one.records == [] and one.search is not None
-    assert headline(one).startswith(
-        f"Found a learning rate of {figure(one.search.found, 2)}, likely between "
-    )
-    assert sentence(one) == "This run is unfinished: it has not trained yet."
+    assert headline(one).startswith(f"Found a learning rate of {figure(one.search.found)}, ")
+    assert sentence(one).endswith(" The run is unfinished. It has not trained yet.")
 
 
 @pytest.mark.parametrize("search", [5, {"asked": 1.0}, {"asked": "x"}, {"ramp": [[1]]}, {"trials": 3}])

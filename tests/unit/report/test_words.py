@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from hdet.report import Evaluation, Run, headline, sentence
-from hdet.report.words import asked_lr, comparison_sentence, found_lr
+from hdet.report.facts import asked_lr, found_lr, is_sweep
+from hdet.report.tiles import comparison_tiles, run_tiles
+from hdet.report.words import comparison_headline, comparison_sentence
 from hdet.telemetry import RoundRecord
 
 CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
@@ -25,9 +27,8 @@ def run(**more: Any) -> Run:
 
 def test_a_finished_run() -> None:
     assert sentence(run()) == (
-        "8 replicas trained for 600 steps in 41 s and ended at a held-out loss of 0.412 (it began at 0.69). "
-        "The controller moved the learning rate by a factor of 1.31, to 3.9e-4 at its peak. "
-        "No replica was left out."
+        "8 replicas trained for 600 steps in 41 s. The held-out loss fell from 0.69 to 0.412. "
+        "The controller ended at 1.31 times the plan."
     )
 
 
@@ -39,12 +40,18 @@ def test_the_factor_is_taken_from_the_records_if_nobody_stated_it() -> None:
 
 def test_an_averaged_tail_is_said() -> None:
     averaged = sentence(run(records=[record(num_averaged_steps=45)]))
-    assert "The final weights are the mean of those after 45 of the last steps." in averaged
+    assert "The final weights are a mean over 45 of the last steps." in averaged
     assert "final weights" not in sentence(run())
 
 
+def test_a_factor_that_grew_while_the_schedule_fell_never_met_the_peak() -> None:
+    traced = record(num_steps=2, base_trace={"lr": [2e-4, 1e-4]})
+    assert sentence(run(records=[traced])).endswith("The highest learning rate that a step used is 2e-4.")
+
+
 def test_the_unit_of_the_loss_is_said() -> None:
-    assert "0.412 bits per character (" in sentence(run(config=CONFIG | {"loss_unit": "bits per character"}))
+    told = {label: hint for label, _, hint in run_tiles(run(config=CONFIG | {"loss_unit": "nats"}))}
+    assert told["Held-out loss"] == "nats"
 
 
 def test_an_unfinished_run() -> None:
@@ -52,22 +59,28 @@ def test_an_unfinished_run() -> None:
         run(result={}, records=[record(300)], evaluations=[Evaluation(0, 0.69), Evaluation(300, 0.5)])
     )
     assert text.startswith(
-        "This run is unfinished: 8 replicas have trained for 300 of 600 steps and stand at a held-out loss of"
+        "The run is unfinished. 8 replicas trained for 300 of 600 steps so far. The held-out loss fell from "
     )
 
 
 def test_an_unfinished_run_that_has_not_evaluated() -> None:
     text = sentence(run(result={}, records=[record(300, correction={})], evaluations=[]))
-    assert text.startswith("This run is unfinished: 8 replicas have trained for 300 of 600 steps. ")
+    assert text == "The run is unfinished. 8 replicas trained for 300 of 600 steps so far."
 
 
 def test_a_failed_run() -> None:
     result = {"status": "failed", "steps": 120, "seconds": 9.0, "error": "no replica is healthy"}
     text = sentence(run(result=result, records=[record(120)], evaluations=[Evaluation(0, 0.69)]))
     assert text.startswith(
-        "The run failed after 120 of 600 steps in 9 s, at a held-out loss of 0.69. "
-        "The reason: no replica is healthy."
+        "The run failed after 120 of 600 steps in 9 s. The reason is this: no replica is healthy. "
+        "The held-out loss was 0.69."
     )
+
+
+def test_the_reason_of_a_failure_is_said_once_for_all_replicas() -> None:
+    error = "no replica is healthy (replica 0: not finite; replica 1: not finite). Nothing was saved."
+    text = sentence(run(result={"status": "failed", "steps": 120, "error": error}))
+    assert "The reason is this: no replica is healthy. Nothing was saved. The" in text
 
 
 def test_a_stopped_run() -> None:
@@ -90,17 +103,18 @@ def test_the_guard_is_named_where_it_went_back() -> None:
         record(num_brakes=2, correction={"lr": 1 / 9}, signal={}),
     ]
     text = sentence(run(records=lowered, result={}, config={"lr": 9e-4}))
-    assert (
-        "The run collapsed 2 times: the guard went back and lowered the learning rate, to 1e-4 at its peak."
-        in text
-    )
-    assert "controller" not in text and "The run collapsed once:" in sentence(run(records=lowered[:1]))
+    assert "The run collapsed 2 times. The guard went back and lowered the learning rate to 1e-4." in text
+    assert "controller" not in text and "The run collapsed once." in sentence(run(records=lowered[:1]))
 
 
 def test_without_a_search_the_headline_says_what_was_trained_with() -> None:
     quiet = run(records=[record(signal={})])
-    assert headline(quiet) == "Trained with a learning rate of 3e-4, without a search before."
-    assert headline(run()) == "Started from a learning rate of 3e-4, without a search before."
+    assert headline(quiet) == "Trained with a learning rate of 3e-4, without a search."
+    still = run(records=[record(correction={"lr": 1.0})], result={})
+    assert headline(still) == "Started from a learning rate of 3e-4, without a search."
+    assert headline(run()) == (
+        "The controller asks for a learning rate of 3.93e-4, 1.3 times the 3e-4 that you asked for."
+    )
     assert headline(Run(path=Path("a"), name="a")) == ""
 
 
@@ -112,8 +126,8 @@ def test_records_alone_tell_loss_and_learning_rate() -> None:
         record(6, losses=[], **trace),
     ]
     one = Run(path=Path("a"), name="a", records=records)
-    assert headline(one) == "Trained with a learning rate of 2e-3, without a search before."
-    assert sentence(one).startswith("8 replicas trained for 6 steps and ended at a training loss of 1.5. No")
+    assert headline(one) == "Trained with a learning rate of 2e-3, without a search."
+    assert sentence(one) == "8 replicas trained for 6 steps. The training loss fell from 2 to 1.5."
     lowered = replace(records[-1], correction={"lr": 0.5}, num_brakes=1)
     one.records[-1] = lowered
     assert (asked_lr(one), found_lr(one)) == (2e-3, pytest.approx(1e-3))
@@ -121,13 +135,21 @@ def test_records_alone_tell_loss_and_learning_rate() -> None:
 
 def test_several_groups() -> None:
     text = sentence(run(records=[record(correction={"lr.a": 0.9, "lr.b": 1.31, "weight_decay": 7.0})]))
-    assert "moved the learning rates of 2 parameter groups by factors from 0.9 to 1.31." in text
+    assert "The controller ended at 0.9 to 1.31 times the plan, by parameter group." in text
+
+
+def test_groups_with_learning_rates_of_their_own() -> None:
+    trace = {"lr.body": [1e-3, 5e-4], "lr.head": [1e-2, 5e-3]}
+    quiet = record(2, num_steps=2, base_trace=trace, correction={}, signal={})
+    one = Run(path=Path("a"), name="a", records=[quiet])
+    assert headline(one) == "Trained with learning rates from 1e-3 to 0.01, without a search."
+    assert next(iter(run_tiles(one))) == ("Learning rate", "1e-3", "peak of the first group")
 
 
 def test_the_form_of_the_paper() -> None:
     records = [record(base_trace={"lr": [1e-4, 5e-4]}, base={"lr": 2e-4}, num_steps=2)]
     text = sentence(run(config=CONFIG | {"controller": "paper"}, records=records))
-    assert "The controller held the learning rate itself: it peaked at 5e-4 and ended at 2e-4." in text
+    assert "The controller held the learning rate itself. It peaked at 5e-4 and ended at 2e-4." in text
 
 
 def test_replicas_left_out() -> None:
@@ -160,11 +182,39 @@ def test_a_correction_that_is_no_factor_does_no_harm(correction: float) -> None:
 
 def test_comparison() -> None:
     runs = [run(name="a"), run(name="b", result=RESULT | {"final_loss": 0.5})]
-    assert comparison_sentence(runs) == (
-        "2 runs compared. “a” has the lowest held-out loss, 0.4123; the highest, of “b”, is 21 % above it."
-    )
+    assert comparison_headline(runs) == "“a” ended best, with a held-out loss of 0.4123."
+    assert comparison_sentence(runs) == "Next comes “b”, 21 % above."
     other = replace(runs[1], config=CONFIG | {"task": "digits"})
     assert "on different tasks" in comparison_sentence([runs[0], other])
+    assert comparison_headline([runs[0], other]) == ""
     empty = Run(path=Path("c"), name="c")
     assert comparison_sentence([runs[0], empty]) == "2 runs, of which one has a held-out loss."
     assert comparison_sentence([empty, empty]) == "2 runs, of which none has a held-out loss."
+
+
+def swept(losses: dict[float, float | None], **config: Any) -> list[Run]:
+    plain = {"task": "digits", "controller": "none"} | config
+    return [
+        Run(
+            path=Path("a"),
+            name=f"lr{lr:g}",
+            config=plain | {"lr": lr, "name": f"lr{lr:g}"},
+            result={"final_loss": loss, "status": "failed" if loss is None else "finished"},
+            evaluations=[Evaluation(0, 2.3)],
+        )
+        for lr, loss in losses.items()
+    ]
+
+
+def test_a_sweep_says_its_best() -> None:
+    runs = swept({0.001: 1.5, 0.03: 0.125, 0.1: 0.15, 30.0: 1e9})
+    assert is_sweep(runs)
+    assert comparison_headline(runs) == "The best of 4 learning rates is 0.03."
+    assert comparison_sentence(runs) == (
+        "It ended at a held-out loss of 0.125. The next best is 0.1, 20 % above."
+    )
+    tiles = list(comparison_tiles(runs))
+    assert tiles[0] == ("Learning rate", "0.03", "of the best run") and ("Runs", "4", "") in tiles
+    assert "at the edge of the sweep" in comparison_sentence([*runs, *swept({1e-4: 0.1})])
+    other = replace(runs[0], config=runs[0].config | {"seed": 3})
+    assert not is_sweep([*runs[1:], other]) and not is_sweep([*runs, runs[0]]) and not is_sweep(runs[:2])
