@@ -20,9 +20,9 @@ from hdet.cli.sweep import sweep
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Find the learning rate inside one run: replicas that differ, compare and converge.",
-    epilog="Exit codes: 0 done, 1 training failed or a check did, 2 bad arguments or files, 3 training "
-    "diverged, 130 stopped.",
+    help="Find the learning rate, train with it, and see what was found.",
+    epilog="Exit codes: 0 done. 1 training or a check failed. 2 an argument or a file is not right. "
+    "3 training diverged. 130 stopped.",
     pretty_exceptions_enable=False,
     add_completion=False,
 )

@@ -16,7 +16,10 @@ __all__ = ["doctor"]
 def doctor(
     is_json: Json = False,
 ) -> None:
-    """Look at this machine: versions, backends, optional packages, and two processes that train together."""
+    """Check this machine.
+
+    Shows versions, backends and optional packages, and lets two processes train together.
+    """
     from hdet.run.doctor import examine
 
     screen = Screen(is_json=is_json, is_quiet=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.options import Json, Quiet
+from hdet.cli.options import Json, Live, Quiet
 from hdet.cli.output import Screen, usage_errors
 from hdet.errors import HdetError
 
@@ -15,23 +15,29 @@ __all__ = ["report", "write_report"]
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs. Several are compared.")],
     out: Annotated[
         Path | None,
         typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
     ] = None,
+    live: Live = False,
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Build the page of a run again, or a page that compares several."""
-    from hdet.report import build_report, read_run
+    """Build the page of a run again, or a page that compares several.
+
+    With --live the page is written whenever the files change, until the runs have ended. Ctrl-C ends it too.
+    """
+    from hdet.report import build_report, follow, read_run
 
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
-        runs = [read_run(folder) for folder in folders]
-        page = build_report(
-            runs, out or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
-        )
+        page = out or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+        if live:
+            runs = follow(folders, page, on_written=lambda path: screen.say(f"watch: {path}"))
+        else:
+            runs = [read_run(folder) for folder in folders]
+            build_report(runs, page)
     for run in runs:
         for note in run.notes:
             screen.say(f"note: {run.name}: {note}")

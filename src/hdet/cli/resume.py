@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.options import Device, Json, Quiet, Track
+from hdet.cli.options import Device, Json, Live, Quiet, Track
 from hdet.cli.output import Exit, usage_errors
 
 __all__ = ["resume"]
@@ -17,12 +17,16 @@ __all__ = ["resume"]
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    live: Live = False,
     track: Track = None,
     device: Device = "auto",
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, to the bit; or begin it if there is none yet."""
+    """Go on with a run from its last checkpoint.
+
+    It ends bit-exactly as it would have without the stop. A run without a checkpoint begins anew.
+    """
     from hdet.cli.launch import is_rank
     from hdet.cli.training import screen_of_rank, train_and_report
     from hdet.run.folder import RunFolder
@@ -38,4 +42,6 @@ def resume(
             screen.say(f"{folder} has {result['status']}: there is nothing to go on with")
             screen.give(result)
             raise typer.Exit(Exit.of(result["status"]))
-    train_and_report(config, folder, screen, resume=is_begun, trackers=track or [], device=device)
+    train_and_report(
+        config, folder, screen, resume=is_begun, trackers=track or [], device=device, is_live=live
+    )

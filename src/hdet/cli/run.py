@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.options import Device, Json, Quiet, TaskName, TaskOptions, Track
+from hdet.cli.options import Device, Json, Live, Quiet, TaskName, TaskOptions, Track
 from hdet.cli.output import usage_errors
 from hdet.core.checks import require_number
 from hdet.run.config import RunConfig
@@ -37,7 +37,7 @@ def run(
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     momentum: Annotated[float, typer.Option(help="Momentum of sgd.")] = 0.9,
-    anneal: Annotated[str, typer.Option(help="After warmup: linear, cosine or none.")] = "linear",
+    anneal: Annotated[str, typer.Option(help="Fall after the warm-up: linear, cosine or none.")] = "linear",
     anneal_to: Annotated[
         float | None,
         typer.Option(help="Share of the peak at which the anneal ends (default: 0.15 with a tail, else 0)."),
@@ -45,36 +45,34 @@ def run(
     average_tail: Annotated[
         float | None,
         typer.Option(
-            help="Share of the steps, the last ones, whose weights are averaged into the final ones "
+            help="Average the weights over this share of the steps, the last ones "
             "(default: 0.075 with the guard, else 0)."
         ),
     ] = None,
     warmup: Annotated[
         float | None,
-        typer.Option(help="Share of the steps in which the LR rises (default: 0.4 with the guard, or 0.1)."),
+        typer.Option(help="Share of the steps in which the LR rises (default: 0.4 with guard, else 0.1)."),
     ] = None,
     spread: Annotated[
         float | None,
         typer.Option(
-            help="Half-width of the replicas' LRs around the plan (default: 1/9 where a controller compares "
-            "replicas, else 0)."
+            help="How far the replicas' LRs reach to both sides of the plan (default: 1/9 with a controller "
+            "that compares replicas, else 0)."
         ),
     ] = None,
-    per_group: Annotated[
-        bool, typer.Option(help="A factor and a correction for each parameter group.")
-    ] = False,
+    per_group: Annotated[bool, typer.Option(help="Give each parameter group a factor of its own.")] = False,
     explore: Annotated[
         list[str] | None,
         typer.Option(
-            help="Explore another hyperparameter, NAME=SPREAD such as weight_decay=0.5; repeatable."
+            help="Explore another hyperparameter too: NAME=SPREAD, such as weight_decay=0.5. Repeatable."
         ),
     ] = None,
     gradients: Annotated[
-        str, typer.Option(help="shared, the mean over replicas, or local, each its own.")
+        str, typer.Option(help="shared: replicas step with the mean. local: each with its own.")
     ] = "shared",
     sync_every: Annotated[
         int | None,
-        typer.Option(help="Steps per round, T (default: 25; with the guard by length)."),
+        typer.Option(help="Steps per round, T (default: 25, or by length with the guard)."),
     ] = None,
     find: Annotated[
         bool | None,
@@ -85,38 +83,39 @@ def run(
     controller: Annotated[
         str,
         typer.Option(
-            help="guard: go back and lower the LR if the run collapses; log: move it by comparing replicas; "
-            "paper: the same by eq. 7; none: follow the plan."
+            help="guard: if the run collapses, go back and lower the LR. log: move the LR by comparing "
+            "replicas. paper: the same by eq. 7. none: follow the plan."
         ),
     ] = "guard",
     controller_start: Annotated[int, typer.Option(help="Step from which the controller acts.")] = 0,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Of the paper's controller (default: the spread of the replicas' losses)."),
+        typer.Option(help="Temperature of the paper's controller (default: how far losses differ)."),
     ] = None,
     probe: Annotated[
         bool, typer.Option(help="Compare replicas on one held-out batch, not on their training losses.")
     ] = True,
-    noise_scale: Annotated[float, typer.Option(help="Perturb each replica's start (warm start).")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and assignments.")] = 0,
+    noise_scale: Annotated[float, typer.Option(help="Noise on each replica's first weights.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, batches and assignments.")] = 0,
     evaluate_every: Annotated[
-        int, typer.Option(help="Steps between evaluations; 0: about 20; all steps: at the end only.")
+        int, typer.Option(help="Steps between evaluations. 0 gives about 20 evaluations.")
     ] = 0,
     option: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
-    name: Annotated[str, typer.Option(help="What the report calls it (default: the folder's name).")] = "",
+    name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    live: Live = False,
     track: Track = None,
     device: Device = "auto",
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train once and write a report.
+    """Find the learning rate, train once, and write a report.
 
-    First short trials find the learning rate. Then the run: a warm-up, an anneal, and the mean of the weights
-    of the last steps. With --spread above 0, replicas train with different learning rates, and average their
-    parameters every T steps. Ctrl-C saves; `hdet resume` goes on.
+    Short trials find the learning rate. The run then has a warm-up and an anneal, and ends with the mean of
+    the weights of its last steps. With --spread above 0, replicas train with different learning rates and
+    average their parameters every T steps. Ctrl-C saves the run, and `hdet resume` goes on with it.
     """
     from hdet.cli.launch import is_rank
     from hdet.cli.training import screen_of_rank, train_and_report
@@ -179,7 +178,15 @@ def run(
         with usage_errors():
             create()  # the ranks read it
     train_and_report(
-        config, path, screen, resume=False, trackers=track or [], device=device, task=built, create=create
+        config,
+        path,
+        screen,
+        resume=False,
+        trackers=track or [],
+        device=device,
+        is_live=live,
+        task=built,
+        create=create,
     )
 
 

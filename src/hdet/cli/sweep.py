@@ -19,7 +19,7 @@ __all__ = ["sweep"]
 
 def sweep(
     task: TaskName = "feed",
-    lrs: Annotated[str, typer.Option(help="Learning rates, comma-separated; or give the range below.")] = "",
+    lrs: Annotated[str, typer.Option(help="Learning rates, with commas, in place of a range.")] = "",
     low: Annotated[float | None, typer.Option(help="Lowest LR (default: a hundredth of the task's).")] = None,
     high: Annotated[
         float | None, typer.Option(help="Highest LR (default: a hundred times the task's).")
@@ -29,19 +29,19 @@ def sweep(
     replicas: Annotated[int, typer.Option(help="Batches per step, as N replicas would take.")] = 8,
     optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    anneal: Annotated[str, typer.Option(help="After warmup: linear, cosine or none.")] = "linear",
+    anneal: Annotated[str, typer.Option(help="Fall after the warm-up: linear, cosine or none.")] = "linear",
     warmup: Annotated[float, typer.Option(help="Share of the steps in which the LR rises.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     option: TaskOptions = None,
     jobs: Jobs = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Plain runs over a grid of learning rates; the best is marked.
+    """Train with every learning rate of a grid, and mark the best.
 
-    Points that are already in the folder are not run again: a sweep that was stopped goes on, and one with
-    more points is refined.
+    Runs that are already in the folder are not repeated. So a sweep that was stopped goes on, and more points
+    refine it.
     """
     from hdet.run.sweep import log_grid
     from hdet.run.sweep import sweep as run_sweep

@@ -19,6 +19,10 @@ from hdet.cli.options import Tracker
 from hdet.cli.output import Exit, Screen, number, usage_errors
 from hdet.cli.report import write_report
 from hdet.core.lr_search import LEAST_STEPS
+from hdet.found_lr import FoundLR
+from hdet.report import LivePage, Run, headline
+from hdet.report.facts import main_metrics
+from hdet.report.words import search_sentence
 from hdet.run.config import RunConfig
 from hdet.run.folder import RunFolder
 from hdet.run.runner import Result, resume_hint
@@ -48,6 +52,7 @@ def train_and_report(
     resume: bool,
     trackers: list[Tracker],
     device: str,
+    is_live: bool = False,
     task: Task | None = None,
     create: Callable[[], None] | None = None,
 ) -> None:
@@ -60,11 +65,14 @@ def train_and_report(
         resume: go on from the last checkpoint.
         trackers: where records go as well.
         device: ``auto``, or what torch calls it.
+        is_live: write the page while the run trains too.
         task: the task of ``config``, if it is built already.
         create: makes the folder of a new run; rank zero calls it once training can begin.
     """
     if config.engine == "torchrun" and not is_rank():
-        raise typer.Exit(_launch(config, path, screen, trackers, device, is_new=create is not None))
+        more = ["--device", device, *(f"--track={tracker.value}" for tracker in trackers)]
+        more += ["--live"] * is_live
+        raise typer.Exit(_launch(config, path, screen, more, is_new=create is not None))
     search = _Search(is_on=config.find and not resume)
     with usage_errors(), in_ranks(path) as shared:
         assert shared is not None
@@ -73,18 +81,20 @@ def train_and_report(
         task = task or load_task(config.task, config.task_options)
         if is_main and not resume:
             screen.say(
-                f"{config.task}: {config.replicas} replicas, {config.steps} steps, peak lr {config.lr:g}, "
-                f"controller {config.controller}"
+                f"{config.task}: {config.replicas} replicas, {config.steps} steps, "
+                f"learning rate {config.lr:g}, controller {config.controller}"
             )
             if search.is_on and not screen.shows_progress:
                 screen.say("searching for the learning rate ...")
             elif not search.is_on and config.steps < LEAST_STEPS:
-                screen.say(f"no search for the learning rate: it needs {LEAST_STEPS} steps at least")
+                screen.say(f"no search for the learning rate, because it needs {LEAST_STEPS} steps")
         files = _files(folder.path)
         label = "searching for the learning rate" if search.is_on else "training"
         try:
             with (
-                contextlib.closing(Tee(*(_sinks(trackers, folder, config) if is_main else []))) as sinks,
+                contextlib.closing(
+                    Tee(*(_sinks(trackers, folder, config, is_live=is_live) if is_main else []))
+                ) as sinks,
                 stop_on_signal(insist=not is_rank(), ends_at_once=search.ends) as should_stop,
                 screen.progress(config.steps, label) as bar,
             ):
@@ -95,13 +105,15 @@ def train_and_report(
                     bar.begin("training")
                     if is_main and create is not None:
                         create()
+                    if is_main and is_live:
+                        screen.say(f"watch: {folder.report}")
 
                 result = run_training(
                     config,
                     folder,
                     resume=resume,
                     sinks=[sinks],
-                    on_found=lambda found: screen.say(str(found)),
+                    on_found=lambda found: screen.say(_told(found)),
                     on_note=screen.say,
                     on_progress=lambda p: bar.update(p.step, p.loss, p.base_lr),
                     should_stop=should_stop,
@@ -141,12 +153,9 @@ class _Search:
         return self.is_on
 
 
-def _launch(
-    config: RunConfig, path: Path, screen: Screen, trackers: list[Tracker], device: str, *, is_new: bool
-) -> int:
+def _launch(config: RunConfig, path: Path, screen: Screen, options: list[str], *, is_new: bool) -> int:
     """One process per replica, each of which goes on with (or begins) the run in the folder."""
-    arguments = ["resume", str(path), "--device", device]
-    arguments += [f"--track={tracker.value}" for tracker in trackers]
+    arguments = ["resume", str(path), *options]
     arguments += ["--json"] * screen.is_json + ["--quiet"] * screen.console.quiet
     code, is_stopped = launch(arguments, config.replicas)
     folder = RunFolder(path)
@@ -163,12 +172,12 @@ def _launch(
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     report = write_report([folder.path], folder.report, screen)
     table = Table(title=None, show_header=False, box=None, pad_edge=False)
-    table.add_row("status", result.status + (f" ({result.reason})" if result.reason else ""))
+    table.add_row("status", result.status)
     table.add_row("held-out loss", number(result.final_loss))
-    for name, value in result.metrics.items():
-        if name != "loss":
-            table.add_row(name.replace("_", " "), number(value))
-    table.add_row("learning rate", f"{number(result.base_lr)} asked, {number(result.found_lr)} found")
+    for name, value in main_metrics(result.metrics).items():
+        table.add_row(name.replace("_", " "), number(value))
+    found, asked = number(result.found_lr, 3), number(result.base_lr, 3)
+    table.add_row("learning rate", found if found == asked else f"{found} (you asked for {asked})")
     table.add_row("steps", f"{result.steps} in {result.seconds:.1f} s")
     screen.show(table)
     if report is not None:
@@ -180,11 +189,22 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     screen.give(result.to_json())
 
 
-def _sinks(trackers: list[Tracker], folder: RunFolder, config: RunConfig) -> list[RecordSink]:
+def _told(found: FoundLR) -> str:
+    """What a search has found, in the words of the report."""
+    run = Run(path=Path(), name="", search=found.to_record(1).search)
+    return f"{headline(run)} {search_sentence(run)}"
+
+
+def _sinks(
+    trackers: list[Tracker], folder: RunFolder, config: RunConfig, *, is_live: bool
+) -> list[RecordSink]:
     name, settings = config.name or folder.path.name, config.to_json()
     build: dict[Tracker, Any] = {
         Tracker.tensorboard: lambda: TensorBoardSink(folder.path / "tensorboard"),
         Tracker.wandb: lambda: WandbSink(project="hdet", name=name, config=settings, folder=folder.path),
         Tracker.mlflow: lambda: MLflowSink(name=name, config=settings, folder=folder.path),
     }
-    return [build[tracker]() for tracker in trackers]
+    sinks: list[RecordSink] = [build[tracker]() for tracker in trackers]
+    if is_live:
+        sinks.append(LivePage(folder.path, folder.report))
+    return sinks

@@ -83,7 +83,8 @@ class Run:
         stated = self.result.get("status")
         if isinstance(stated, str) and stated:
             return stated
-        if self.result or (self.records and self.records[-1].num_averaged_steps):
+        has_ended = not self.config and self.records and self.records[-1].num_averaged_steps
+        if self.result or has_ended:
             return "finished"
         return "unfinished" if self.config else "recorded"
 

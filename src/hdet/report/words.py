@@ -30,6 +30,7 @@ __all__ = [
     "duration",
     "figure",
     "headline",
+    "search_sentence",
     "sentence",
 ]
 
@@ -134,7 +135,7 @@ def sentence(run: Run) -> str:
     """
     if not (run.search or run.records or run.evaluations or run.result):
         return "Nothing has been recorded of this run yet."
-    parts = [_searched(run), _training(run), _loss(run)]
+    parts = [search_sentence(run), _training(run), _loss(run)]
     if run.records:
         parts += [_moved(run), _averaged(run), _left_out(run)]
     return " ".join(part for part in parts if part)
@@ -196,7 +197,8 @@ def _against(lr: float, asked: float) -> str:
     return f"{times(lr / asked)} the {figure(asked)} that you asked for"
 
 
-def _searched(run: Run) -> str:
+def search_sentence(run: Run) -> str:
+    """How sure the search is, and what it cost; empty if there was none."""
     search = run.search
     if search is None:
         return ""
