@@ -57,7 +57,7 @@ browser:         ## Install the browser in which the report is tested (Debian an
 
 picture: $(DEV_STAMP) ## Make the docs' picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --name "feed, started 10x too low" --out runs/picture --overwrite
-	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 1250
+	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 920
 
 figures: $(DEV_STAMP) ## Draw the figures of the docs again: theory and how a search looks. A minute.
 	$(BIN)/python -m research.theory

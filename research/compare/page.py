@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import hdet
 from hdet.report.chart import Chart, Trace, line, series_color
 from hdet.report.compare import Cell as TableCell
 from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
-from hdet.report.pieces import results_html, text
+from hdet.report.pieces import results_html, sentence_html, text
 from research.compare import NOTES, Case, Cell, Comparison, Row
 from research.peers import METHODS
 
@@ -46,8 +46,21 @@ def _body(comparison: Comparison, pieces: Pieces) -> str:
     if methods:
         table = results_html(["method", "what it does"], methods, label="What each method does")
         sections.append(Section("Methods", before=table))
-    introduction = f'<p class="sentence small">{text(NOTES)}</p>'
+    introduction = sentence_html(_headline(cases), "headline") + sentence_html(NOTES, "sentence small")
     return body_html("Finding the learning rate", introduction, sections_html(sections, pieces, level=2))
+
+
+def _headline(cases: Sequence[Case]) -> str:
+    """The method of one run whose worst result, over all tasks and starts, is the lowest."""
+    means: dict[str, list[float]] = {}
+    for row in (row for case in cases for row in case.rows if row.cost == 1):
+        means.setdefault(row.method, []).extend(cell.mean for cell in row.cells.values())
+    most = max(map(len, means.values()), default=0)  # a method that ran from fewer starts has an easier worst
+    worst = {name: max(found) for name, found in means.items() if found and len(found) == most}
+    if len(worst) < 2 or min(worst.values()) == math.inf:
+        return ""
+    best = min(worst, key=lambda name: worst[name])
+    return f"{best} does best from its worst start: {worst[best]:.3f} times the best loss of the sweep."
 
 
 def _section(case: Case) -> Section:

@@ -112,6 +112,8 @@ def test_the_page_has_a_table_and_charts_and_escapes(tmp_path):
     assert "<script>alert" not in page
     assert "<b>" not in page.partition('<script type="application/json"')[0]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    worst = "dog does best from its worst start: 1.500 times the best loss of the sweep."
+    assert f'<p class="headline">{worst}</p>' in page
     assert page.count('class="plot"') == 2
     assert page.count("</table>") == 2  # results and methods
     assert re.findall(r'<th scope="row" data-value="(\w+)"', page)[:4] == [

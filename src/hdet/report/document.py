@@ -114,7 +114,7 @@ def build_page(
         "script": files.joinpath("page.js").read_text(encoding="utf-8"),
         "plotly": _plotly_script(),
         "footer": text(footer),
-        "live": f'data-refresh="{refresh_seconds:g}" data-written="{time.time():.0f}"'
+        "live": f' data-refresh="{refresh_seconds:g}" data-written="{time.time():.0f}"'
         * (refresh_seconds > 0),
     }
     template = Template(files.joinpath("template.html").read_text(encoding="utf-8"))

@@ -92,7 +92,8 @@
     const x = spec.layout.xaxis && spec.layout.xaxis.type === "log" ? logAxis("x", 0) : {};
     const steps = spec.num_steps && !spec.layout.xaxis ? { range: [-0.02 * spec.num_steps, 1.02 * spec.num_steps] } : {};
     const y = isLog ? logAxis("y", spec.max_decades) : {};
-    const numEntries = traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap").length;
+    const entries = traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap");
+    const isInTwos = width < 480 && entries.length > 3 && entries.every((trace) => trace.name.length < 17); // else they overlap
     const yTitle = spec.choices.length ? spec.choices[choice].y_title : spec.y_title;
     const layout = {
       ...spec.layout,
@@ -103,8 +104,8 @@
       dragmode: isCoarse ? false : "zoom",
       hoverlabel: { bgcolor: colorOf("--surface"), bordercolor: colorOf("--rule"), align: "left", namelength: 40,
         font: { size: 12, color: colorOf("--ink") } },
-      showlegend: numEntries > 1,
-      legend: { orientation: "h", ...(width < 480 && numEntries > 3 ? { entrywidth: 0.46, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
+      showlegend: entries.length > 1,
+      legend: { orientation: "h", ...(isInTwos ? { entrywidth: 0.46, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
         font: { size: 12, color: colorOf("--muted") }, bgcolor: "rgba(0,0,0,0)", itemsizing: "trace", tracegroupgap: 0, traceorder: "normal" },
       uirevision: `${choice} ${isLog}`,
       xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...steps, ...spec.layout.xaxis, ...x,

@@ -205,7 +205,7 @@ def search_sentence(run: Run) -> str:
     text = ""
     if 0 < search.low < search.high < math.inf:
         low, high = figure(search.low, 2), figure(search.high, 2)
-        text = f"The best learning rate lies between {low} and {high} in four cases of five. "
+        text = f"The best learning rate should lie between {low} and {high} in four cases of five. "
     return f"{text}The search took {count(search.num_steps, 'step')}."
 
 
