@@ -320,8 +320,10 @@
       if (isOn && !document.hidden && Date.now() - begun >= 1000 * wait) loadAgain();
     };
     button.addEventListener("click", () => {
-      button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
-      tell();
+      const isOn = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", isOn);
+      if (isOn) loadAgain();
+      else tell();
     });
     document.getElementById("theme").before(button);
     tell();

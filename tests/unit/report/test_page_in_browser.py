@@ -376,40 +376,39 @@ def test_a_sweep_shows_its_curve_first(sweep: Visit) -> None:
 def test_a_page_of_a_run_that_trains_loads_itself_again(browser: Any, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", is_finished=False, num_records=20)
     whole = write_run(tmp_path / "whole")
-    live = LivePage(path, every_seconds=0.1)
-    live.write(read_run(path).records[-1])
-    visit = Visit(browser, live.out.as_uri(), color_scheme="light")
-    page, press = visit.page, "() => document.getElementById('live').click()"
+    record = read_run(path).records[-1]
+    LivePage(path, every_seconds=0.1).write(record)
+    visit = Visit(browser, (path / "report.html").as_uri(), color_scheme="light")
+    LivePage(path, every_seconds=3600).write(record)
+    page = visit.page
+    is_drawn = "document.documentElement.dataset.isDrawn"
+    page.wait_for_function(f"() => document.documentElement.dataset.refresh === '3600' && {is_drawn}")
+    # From here on the page loads itself again only where a reader ends a pause.
+    press = "() => { window.isOld = true; setTimeout(() => document.getElementById('live').click()); }"
     page.evaluate(press)
-    assert page.locator("#live").text_content().startswith("Paused, written ")
-    page.evaluate("() => { window.isOld = true; }")
+    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('Paused, written ')")
     figure = visit.figure("Losses of the replicas")
     figure.get_by_label("Colour by").select_option(label="replica")
     figure.locator("summary").click()
     figure.locator("table").wait_for()
     page.locator("#theme").click()
     page.evaluate("() => window.scrollTo({ top: 700, behavior: 'instant' })")
-    (path / "records.jsonl").write_text(
-        "".join((whole / "records.jsonl").read_text().splitlines(keepends=True)[:40])
-    )
-    live._due = 0.0
-    live.write(read_run(path).records[-1])
-    page.wait_for_timeout(1500)
-    assert page.evaluate("() => window.isOld")  # a reader who has paused is left alone
+    lines = (whole / "records.jsonl").read_text().splitlines(keepends=True)
+    (path / "records.jsonl").write_text("".join(lines[:40]))
+    live = LivePage(path, every_seconds=3600)
+    live.write(record)
     page.evaluate(press)
-    is_new = "() => !window.isOld && document.documentElement.dataset.isDrawn"
-    page.wait_for_function(is_new)
-    page.evaluate(press)
+    page.wait_for_function(f"() => !window.isOld && {is_drawn}")
     assert "200 of 300 steps so far" in page.locator(".sentence").text_content()
     assert visit.theme() == "dark" and page.evaluate("() => scrollY") > 500
     assert "replica 0" in figure.locator(".plot").evaluate("(div) => div.data.map((trace) => trace.name)")
     assert figure.locator("select").evaluate("(select) => select.selectedOptions[0].text") == "replica"
-    assert figure.locator("table").count() == 1
-    page.evaluate("() => { window.isOld = true; }")
+    figure.locator("table").wait_for()
     shutil.copytree(whole, path, dirs_exist_ok=True)
     live.close()
+    page.evaluate(press)  # pause
     page.evaluate(press)
-    page.wait_for_function(is_new)
+    page.wait_for_function(f"() => !window.isOld && {is_drawn}")
     assert "unfinished" not in page.locator(".sentence").text_content() and visit.theme() == "dark"
     assert page.locator("#live").count() == 0  # a run that has ended is not loaded again
     visit.close()
