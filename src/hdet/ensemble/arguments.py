@@ -34,6 +34,7 @@ def check_arguments(
     records: object,
     bucket_mib: object,
     assignment: object,
+    gradients: object,
     moments: object,
     probe: object,
     average_tail: object,
@@ -85,7 +86,8 @@ def check_arguments(
         )
     require_number("bucket_mib", bucket_mib, above=0)
     require_choice("assignment", assignment, DESIGNS)
-    require_choice("moments", moments, ("auto", "average", "keep"))
+    require_choice("gradients", gradients, ("shared", "local"))
+    require_choice("moments", moments, ("auto", "average", "keep", "reset"))
     if probe is not None and not callable(probe):
         raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
     if require_number("average_tail", average_tail, at_least=0, below=1) and total_steps is None:
@@ -95,22 +97,25 @@ def check_arguments(
         )
 
 
-def check_replicas(layers: Sequence[Optimizer], replicas: Replicas, values: ExploredValues) -> None:
+def check_replicas(
+    layers: Sequence[Optimizer], replicas: Replicas, values: ExploredValues, *, gradients: str
+) -> None:
     """Raise for optimizers that do not go with replicas that differ."""
-    if not (values.explores and replicas.has_others):
+    if not ((values.explores or gradients == "local") and replicas.has_others):
         return
     if isinstance(layers[-1], LBFGS):
         raise TypeError(
             "optimizer must make one step per call where replicas differ, got LBFGS: replicas would evaluate "
             "their closures a different number of times and wait for each other forever. Set every spread to "
-            "0, or use another optimizer"
+            "0 and share gradients, or use another optimizer"
         )
     for layer in layers:
         if _keeps_own_weights(layer):
             raise TypeError(
                 "optimizer must not average the weights over time itself where replicas differ, got "
                 f"{type(layer).__name__}: its averages and their weights follow each replica's learning rate "
-                "and part for good. Set every spread to 0, or use a plain optimizer with average_tail"
+                "and part for good. Set every spread to 0 and share gradients, or use a plain optimizer with "
+                "average_tail"
             )
 
 

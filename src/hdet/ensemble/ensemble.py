@@ -41,6 +41,7 @@ from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.explore.values import hyperparameters_of
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.claims import claim, release
+from hdet.replicas.local_gradients import require_local_gradients
 from hdet.replicas.tensors import has_coupled_decay, parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import optimizer_layers, plain_model, plain_scheduler
@@ -95,9 +96,14 @@ class Ensemble:
         bucket_mib: buffer size for averaging, in MiB.
         assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
             paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.core.assign.assign`.
-        moments: whether the optimizer's moments are averaged with the parameters: ``"average"``, ``"keep"``,
-            or ``"auto"``, where replicas end a round with different ones (a momentum is explored, or weight
-            decay is added to the gradient as in SGD and Adam; not in AdamW).
+        gradients: ``"shared"``, the mean over replicas at every step, as DistributedDataParallel makes it, or
+            ``"local"``, each replica its own, so that nothing is sent between syncs. With
+            DistributedDataParallel pass that module as ``model``. With fully_shard, shard over
+            ``mesh["shard"]`` alone and pass ``replicas=mesh["replicate"]``.
+        moments: what happens to the optimizer's moments where parameters are averaged. ``"average"`` them
+            too, ``"keep"`` each replica's, or ``"reset"`` the optimizer. ``"auto"`` averages them where
+            replicas end a round with different ones (gradients are local, a momentum is explored, or weight
+            decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
         probe: returns the loss on one batch that is the same for every replica. It scores the replicas
             instead of their training losses. It is called at each sync before converging, with gradients off
             and ``model`` in evaluation mode. Where nothing is explored it is not called.
@@ -132,7 +138,8 @@ class Ensemble:
         records: RecordSink | None = None,
         bucket_mib: float = 25.0,
         assignment: Literal["random", "latin", "factorial"] = "random",
-        moments: Literal["auto", "average", "keep"] = "auto",
+        gradients: Literal["shared", "local"] = "shared",
+        moments: Literal["auto", "average", "keep", "reset"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
         average_tail: float = 0.0,
         patience: float = 60.0,
@@ -164,6 +171,7 @@ class Ensemble:
                 records=records,
                 bucket_mib=bucket_mib,
                 assignment=assignment,
+                gradients=gradients,
                 moments=moments,
                 probe=probe,
                 average_tail=average_tail,
@@ -172,7 +180,10 @@ class Ensemble:
             self.sync_every = sync_every
             self.total_steps = total_steps
             self.seed = seed
+            is_local = gradients == "local"
             if not isinstance(replicas, Replicas):
+                if is_local:
+                    require_local_gradients(group, parameters_of(optimizer))
                 replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
             self.replicas: Replicas = replicas
             self._values = values = ExploredValues(explore, optimizer)
@@ -188,7 +199,7 @@ class Ensemble:
                 warn=self._warn,
             )
             """What moves the shared values."""
-            check_replicas(layers, replicas, values)
+            check_replicas(layers, replicas, values, gradients=gradients)
             self._tail = Tail(
                 replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
             )
@@ -203,6 +214,7 @@ class Ensemble:
                 seed=seed,
                 assignment=assignment,
                 is_recorded=self._writer.keeps_trace,
+                finds_outliers=is_local,
             )
             self._rounds.positions(0)  # raises if the assignment does not fit
         replicas.require_same(
@@ -214,6 +226,7 @@ class Ensemble:
                 "seed": seed,
                 "bucket_mib": bucket_mib,
                 "assignment": assignment,
+                "gradients": gradients,
                 "moments": moments,
                 "probe": replicas.has_probe,
                 "average_tail": average_tail,
@@ -227,15 +240,15 @@ class Ensemble:
         self._losses = losses
         self._schedule = FollowedSchedule(scheduler, total_steps)
         self._counter = StepCounter()
-        differ = has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
+        differ = is_local or has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
         self._begins_equal = replicas.attach(
             values,
-            averages_moments=moments == "average" or (moments == "auto" and differ),
+            moments=moments if moments != "auto" else "average" if differ else "keep",
             step_made=self._counter.optimizer_stepped,
         )
         claim(optimizer)
-        self._is_closed = False
-        self._has_rounds = is_active or replicas.differ
+        self._is_closed, self._has_local_gradients = False, is_local
+        self._has_rounds = is_active or is_local or replicas.differ
         self._hooks = values.watch(optimizer)
         self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
         self._counter.has_moved = True  # the user may still change them
@@ -314,7 +327,10 @@ class Ensemble:
         self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
         is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
-        record = self._rounds.sync(self.num_steps) if is_sync else None
+        record = None
+        if is_sync:
+            with self._sharing_gradients_on_error():
+                record = self._rounds.sync(self.num_steps)
         if is_end:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
@@ -345,7 +361,8 @@ class Ensemble:
         """
         self._require_open("converge()")
         if self._has_rounds and self._is_apart:
-            record = self._rounds.converge(self.num_steps)
+            with self._sharing_gradients_on_error():
+                record = self._rounds.converge(self.num_steps)
             self._counter.has_moved = False
             self._writer.write(record)
         self._tail.hold_whole()
@@ -353,10 +370,12 @@ class Ensemble:
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
 
-        Converges, and puts the mean of the tail in place. Collective. After the last step it does nothing.
+        Converges, and puts the mean of the tail in place. Collective. After the last step there is nothing
+        left to do but to let DistributedDataParallel share gradients again, if they were local.
         """
         self.converge()
         self._tail.finish(self.num_steps)
+        self.replicas.share_gradients(True)
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
@@ -477,6 +496,7 @@ class Ensemble:
 
     def _restart(self, num_steps: int, *, narrows: bool = True) -> None:
         self.num_steps = num_steps
+        self.replicas.share_gradients(not self._has_local_gradients)
         self._counter.has_moved = False
         self._tail.begin(is_checked=self._has_rounds)
         self._rounds.begin_at(num_steps, narrows=narrows)
@@ -485,3 +505,12 @@ class Ensemble:
     def _is_apart(self) -> bool:
         """Whether anything has moved since replicas were averaged last."""
         return self._counter.has_moved or self._rounds.converged_at != self.num_steps
+
+    @contextmanager
+    def _sharing_gradients_on_error(self) -> Iterator[None]:
+        """Leave the user's DistributedDataParallel as it was if a run cannot go on."""
+        try:
+            yield
+        except BaseException:
+            self.replicas.share_gradients(True)
+            raise

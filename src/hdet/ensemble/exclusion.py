@@ -1,10 +1,11 @@
-"""Which replicas are left out of a sync: those that are not finite, or not equal though they ought to be."""
+"""Which replicas are left out of a sync: not finite, not equal though they ought to be, or far behind."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from hdet.core.outliers import outliers
 from hdet.ensemble.loss_table import LossTable
 from hdet.errors import AllReplicasFailedError
 from hdet.replicas import Report
@@ -12,8 +13,17 @@ from hdet.replicas import Report
 __all__ = ["excluded_replicas"]
 
 
-def excluded_replicas(table: LossTable, reports: Sequence[Report], num_steps: int) -> dict[int, str]:
-    """The replicas that are left out of weights and mean, with the reason; raises if none is healthy."""
+def excluded_replicas(
+    table: LossTable, reports: Sequence[Report], num_steps: int, *, finds_outliers: bool = False
+) -> dict[int, str]:
+    """The replicas that are left out of weights and mean, with the reason; raises if none is healthy.
+
+    Args:
+        table: losses of the round.
+        reports: what is known of each.
+        num_steps: where the ensemble stands.
+        finds_outliers: leave those out too whose loss is far above the others'.
+    """
     excluded: dict[int, str] = {}
     for r, (row, report) in enumerate(zip(table.rows, reports, strict=True)):
         if not report.is_finite:
@@ -30,4 +40,7 @@ def excluded_replicas(table: LossTable, reports: Sequence[Report], num_steps: in
             f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: "
             "resume from the last checkpoint with a lower learning rate"
         )
+    if finds_outliers:
+        healthy = [None if r in excluded else mean for r, mean in enumerate(table.means)]
+        excluded |= dict.fromkeys(sorted(outliers(healthy)), "its loss is far above the others'")
     return excluded

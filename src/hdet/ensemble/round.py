@@ -32,6 +32,7 @@ class Rounds:
         seed: of the assignments.
         assignment: how replicas are placed in the spreads.
         is_recorded: whether records keep the base of every step.
+        finds_outliers: leave replicas out of a round's mean whose loss is far above the others'.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Rounds:
         seed: int,
         assignment: Literal["random", "latin", "factorial"],
         is_recorded: bool,
+        finds_outliers: bool,
     ) -> None:
         self._replicas, self._values, self._losses = replicas, values, losses
         self._steering, self._tail = steering, tail
         self._sync_every, self._seed, self._assignment = sync_every, seed, assignment
-        self._is_recorded = is_recorded
+        self._is_recorded, self._finds_outliers = is_recorded, finds_outliers
         self._recorded_at = 0
         self.converged_at = 0
         """The step after which replicas were averaged last."""
@@ -106,7 +108,9 @@ class Rounds:
         with record_function("hdet::measure"):
             reports = self._replicas.report(num_steps, self._values.base, scores)
             self._losses.add([report.losses for report in reports])
-            record.excluded = excluded_replicas(self._losses, reports, num_steps)
+            record.excluded = excluded_replicas(
+                self._losses, reports, num_steps, finds_outliers=self._finds_outliers and ends_round
+            )
         stopwatch.lap("measure", record)
         record.converged = self._replicas.has_others and self._replicas.differ
         with record_function("hdet::converge"):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.core.checks import require_choice, require_count, require_flag
+from hdet.core.checks import require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas.stacked import StackedReplicas
@@ -65,7 +65,6 @@ class VirtualEnsemble:
         **settings: Any,
     ) -> None:
         require_count("num_replicas", num_replicas)
-        require_choice("gradients", gradients, ("shared", "local"))
         require_flag("vectorize", vectorize)
         require_flag("join_equal", join_equal)
         if not isinstance(model, nn.Module):
@@ -84,13 +83,12 @@ class VirtualEnsemble:
             plain_optimizer(optimizer),
             loss,
             count=num_replicas,
-            has_local_gradients=gradients == "local",
             vectorize=vectorize,
             joins_equal=join_equal,
             probe=probe,
         )
         """Where the replicas live."""
-        self.engine = Ensemble(optimizer, replicas=self.replicas, **settings)
+        self.engine = Ensemble(optimizer, replicas=self.replicas, gradients=gradients, **settings)
         """What counts steps, syncs and moves the base."""
 
     def step(self, batch: Any) -> Tensor:

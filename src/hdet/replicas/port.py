@@ -112,16 +112,20 @@ class Replicas(Protocol):
         self,
         values: Values,
         *,
-        averages_moments: bool,
+        moments: Literal["average", "keep", "reset"],
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective.
 
         Args:
             values: what is explored.
-            averages_moments: whether :meth:`average` averages the optimizer's moments too.
+            moments: what :meth:`average` does with the optimizer's moments.
             step_made: called after every optimizer step.
         """
+        ...
+
+    def share_gradients(self, is_shared: bool) -> None:
+        """Whether replicas train with the mean of their gradients, or each with its own, from now on."""
         ...
 
     def detach(self) -> None:
@@ -194,6 +198,16 @@ class Replicas(Protocol):
         Args:
             excluded: left out of the mean; they receive it.
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
+        """
+        ...
+
+    def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+        """Give replicas all that another one holds: parameters, buffers, optimizer state. Collective.
+
+        Args:
+            donor: where it comes from.
+            receivers: who gets it.
+            like_weights: further tensors to copy.
         """
         ...
 

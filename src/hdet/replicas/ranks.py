@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import ConfigurationMismatchError
+from hdet.errors import ConfigurationMismatchError, HdetWarning
 from hdet.replicas.average import Averager
 from hdet.replicas.equality import Equality, Verdict
 from hdet.replicas.exchange import digest, exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.healing import heal
 from hdet.replicas.health import Health
+from hdet.replicas.local_gradients import GradientExchange
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.save_point import RankSavePoint
 from hdet.replicas.shards import LocalParts, as_saved, reshard
 from hdet.replicas.sliced import ALONE
-from hdet.replicas.tensors import Buffers, averaged_tensors, is_dry_step, layout_text, moments_of, names_of
+from hdet.replicas.tensors import (
+    Buffers,
+    averaged_tensors,
+    is_dry_step,
+    layout_text,
+    moments_of,
+    names_of,
+    reset_moments,
+)
 from hdet.replicas.warm_start import add_noise
 
 __all__ = ["RankReplicas"]
@@ -62,15 +72,20 @@ class RankReplicas:
         self._equality, self._verdict = Equality(group), Verdict(None)
         self._losses = LossMeter()
         self.add_loss = self._losses.add
-        self._averages_moments = self._explores = False
+        self._gradients, self._has_local_gradients = GradientExchange(model), False
+        self._is_known_to_part = False
+        self._moments_rule, self._explores = "keep", False
         self._weights, self._moments = LocalParts(), LocalParts()
         self._has_parted = False  # whether replicas may differ though nothing is explored
         self._hooks: list[Any] = []
 
     @property
     def differ(self) -> bool:
-        """Whether replicas may hold different parameters: values are explored, or a start was perturbed."""
-        return self._explores or self._has_parted
+        """Whether replicas may hold different parameters.
+
+        They do where values are explored, a start was perturbed, or gradients are local.
+        """
+        return self._explores or self._has_parted or self._has_local_gradients
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -88,16 +103,18 @@ class RankReplicas:
         self,
         values: Values,
         *,
-        averages_moments: bool,
+        moments: Literal["average", "keep", "reset"],
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
-        self._explores, self._averages_moments = values.explores, averages_moments
+        self._explores, self._moments_rule = values.explores, moments
         if self.has_others:  # a warm start makes them differ from the beginning
             sums = exchange(self._group, [self._joined_checksum(self.weights())])
             self._has_parted = len({row[0] for row in sums}) > 1
 
         def stepped(optimizer: Optimizer, *_: Any) -> None:
+            if self._has_local_gradients:  # a framework may have put it back
+                self._gradients.stop()
             if not is_dry_step(optimizer):
                 step_made()
 
@@ -105,10 +122,19 @@ class RankReplicas:
         return not self._has_parted
 
     def detach(self) -> None:
-        """Let go of the optimizer."""
+        """Let go of the optimizer and of the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._gradients.resume()
+
+    def share_gradients(self, is_shared: bool) -> None:
+        """Let DistributedDataParallel average gradients as it did before, or keep them here."""
+        self._has_local_gradients = not is_shared
+        if is_shared:
+            self._gradients.resume()
+        else:
+            self._gradients.stop()
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -132,15 +158,20 @@ class RankReplicas:
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
-        moments = self._local_moments() if self._averages_moments else []
+        moments = self._local_moments() if self._moments_rule == "average" else []
         ought_to_be_equal = self.has_others and not self.differ
+        # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
+        looks_whether_they_part = (
+            self.has_others and self._has_local_gradients and not (self._explores or self._is_known_to_part)
+        )
         here = [
             *self._losses.take(),
             float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
             math.nan if scores is None else scores[0],
             float(num_steps),
             digest(repr(dict(base))),
-            float(self._health.checksum(weights)) if ought_to_be_equal else 0.0,
+            float(self._health.checksum(weights)) if ought_to_be_equal or looks_whether_they_part else 0.0,
+            digest(layout_text(moments)) if moments else 0.0,
         ]
         mine = _joined(exchange_within(self._group, here, f"the sync at step {num_steps}"))
         rows = exchange(self._group, mine, f"the sync at step {num_steps}")
@@ -148,6 +179,9 @@ class RankReplicas:
             silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
             rows = [mine if r == self.index else silent for r in range(self.count)]
         _require_in_step([row[5] for row in rows], [row[6] for row in rows])
+        _require_same_moments([row[8] for row in rows])
+        if looks_whether_they_part:
+            self._look_whether_they_part([row[7] for row in rows])
         self._verdict = Verdict(None)
         if ought_to_be_equal:
             self._verdict = self._equality.judge(
@@ -163,6 +197,17 @@ class RankReplicas:
             Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4], r not in odd)
             for r, row in enumerate(rows)
         ]
+
+    def _look_whether_they_part(self, checksums: Sequence[float]) -> None:
+        self._is_known_to_part = True
+        if len(set(checksums)) == 1 and self.is_writer:
+            warnings.warn(
+                "replicas are equal after a round with gradients='local', so something still averages their "
+                "gradients, or they train on the same batches: pass the DistributedDataParallel module as "
+                "model=, and give each rank its own data",
+                HdetWarning,
+                stacklevel=6,
+            )
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors of this replica are finite, in all its processes."""
@@ -205,25 +250,34 @@ class RankReplicas:
             donor = min(set(agreed) - set(excluded), default=agreed[0])
             receivers = {*range(self.count)} - set(agreed) | set(excluded)
             if receivers:
-                heal(
-                    self._group,
-                    self._optimizer,
-                    self._model,
-                    receivers=receivers - {donor},
-                    donor=donor,
-                    like_weights=like_weights,
-                )
+                self.copy(donor, receivers - {donor}, like_weights=like_weights)
         elif self.differ or excluded:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
-            moments = self._local_moments() if self._averages_moments or excluded else []
+            if excluded and self._moments_rule == "keep":
+                self.copy(min({*range(self.count)} - set(excluded)), excluded)
+            moments = self._local_moments() if self._moments_rule == "average" else []
             self._averager.average_(
                 [*self.weights(), *moments, *like_weights, *self._buffers.tensors],
                 contribute=self.index not in excluded,
                 num_contributors=self.count - len(excluded),
             )
+            if self._moments_rule == "reset":
+                reset_moments(self._optimizer)
             self._has_parted = False
         self._buffers.put_back()
         reshard(self._model)
+
+    def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+        """Give replicas all that another one holds. Collective."""
+        if self.has_others:
+            heal(
+                self._group,
+                self._optimizer,
+                self._model,
+                receivers=receivers,
+                donor=donor,
+                like_weights=like_weights,
+            )
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
@@ -248,7 +302,8 @@ def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
     _require_in_step([row[5] for row in rows], [row[6] for row in rows])
     sums = [math.fsum(row[i] for row in rows) for i in range(3)]
     score = math.fsum(row[4] for row in rows) / len(rows)
-    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], _sum_of([r[7] for r in rows])]
+    checksums = [_sum_of([row[i] for row in rows]) for i in (7, 8)]
+    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], *checksums]
 
 
 def _sum_of(checksums: Sequence[float]) -> float:
@@ -265,4 +320,13 @@ def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:
         shown = [f"{int(base):012x}" for base in bases]
         raise ConfigurationMismatchError(
             f"replicas must share the same base values, got fingerprints {shown}: {remedy}"
+        )
+
+
+def _require_same_moments(layouts: Sequence[float]) -> None:
+    if len(set(layouts)) > 1:
+        raise ConfigurationMismatchError(
+            "replicas must hold optimizer state for the same parameters, but they do not: with local "
+            "gradients a parameter that only some replicas use has state only there. Let every parameter "
+            "take part in every loss, or pass moments='keep'"
         )

@@ -35,7 +35,6 @@ class StackedReplicas:
         optimizer: its groups hold the shared hyperparameters. It is never stepped itself.
         loss: ``loss(model, batch)``, a scalar tensor.
         count: how many replicas.
-        has_local_gradients: whether each trains with its own gradients.
         vectorize: compute all replicas at once, or one after the other.
         joins_equal: compute replicas that do not differ as one, on all their batches joined.
         probe: ``probe(model)``, the loss that replicas are compared by.
@@ -48,7 +47,6 @@ class StackedReplicas:
         loss: Callable[[nn.Module, Any], Tensor],
         *,
         count: int,
-        has_local_gradients: bool,
         vectorize: bool,
         joins_equal: bool,
         probe: Callable[[nn.Module], Tensor | float] | None,
@@ -62,7 +60,7 @@ class StackedReplicas:
         self.row_optimizer = RowOptimizer(optimizer)
         self.rows = ModelRows(model, optimizer, loss, num_replicas=count, vectorize=vectorize)
         self._model, self._optimizer = model, optimizer
-        self._has_local_gradients, self._joins_equal = has_local_gradients, joins_equal
+        self._has_local_gradients, self._joins_equal = False, joins_equal
         self._vectorizes, self._have_parted = vectorize, False
         self._losses = LossRows(count, self.rows.matrices[0].device)
         self.row_values: RowValues | None = None
@@ -126,7 +124,7 @@ class StackedReplicas:
         self,
         values: Values,
         *,
-        averages_moments: bool,
+        moments: Literal["average", "keep", "reset"],
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
@@ -136,9 +134,13 @@ class StackedReplicas:
                 "model itself, which then runs once for all replicas. Pass vectorize=False"
             )
         self.row_values = RowValues(values)
-        self._averages_moments = averages_moments or self._has_local_gradients
+        self._moments_rule = moments
         self._step_made = step_made
         return True
+
+    def share_gradients(self, is_shared: bool) -> None:
+        """Whether rows train with the mean of their gradients, or each with its own."""
+        self._has_local_gradients = not is_shared
 
     def detach(self) -> None:
         """Call nobody any more."""
@@ -178,7 +180,7 @@ class StackedReplicas:
         self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
     ) -> list[Report]:
         """What is known of every replica."""
-        moments = self.row_optimizer.matrices() if self._averages_moments else []
+        moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []
         finite = rows_are_finite([*self.weights(), *moments])
         finite *= self.count // len(finite)
         every = [None] * self.count if scores is None else scores
@@ -208,9 +210,20 @@ class StackedReplicas:
             self.rows.write_template(0)
             return
         included = [r for r in range(self.count) if r not in excluded]
-        moments = self.row_optimizer.matrices() if self._averages_moments or excluded else []
+        if excluded and self._moments_rule == "keep":
+            self.copy(included[0], excluded)
+        moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []
         self.rows.average_(included, [*moments, *like_weights])
+        if self._moments_rule == "reset":
+            self.row_optimizer.clear()
         self._have_parted = False
+
+    @torch.no_grad()
+    def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+        """Give rows all that another one holds."""
+        rows = list(receivers)
+        for tensor in [*self.rows.tensors(), *self.row_optimizer.matrices(), *like_weights]:
+            tensor[rows] = tensor[donor]
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""

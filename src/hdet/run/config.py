@@ -136,10 +136,6 @@ class RunConfig:
                 f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "
                 "longer, or leave the search out"
             )
-        if self.engine == "torchrun" and self.gradients == "local":
-            raise ValueError(
-                "gradients must be 'shared' with engine='torchrun', got 'local': use engine='virtual'"
-            )
 
     def _choose(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:

@@ -243,6 +243,7 @@ class RankTrainer:
         self.engine = Ensemble(
             self._optimizer,
             model=self._wrapped,
+            gradients=config.gradients,
             probe=(lambda: task.loss(self.model, probe_batch)) if config.probe else None,
             **_settings(config, self._optimizer, self.model, records if self.is_main else None, self.found),
         )

@@ -1,0 +1,66 @@
+"""Gradients that stay in their replica: what DistributedDataParallel and fully_shard need for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.shards import is_sharded
+
+__all__ = ["GradientExchange", "require_local_gradients"]
+
+
+class GradientExchange:
+    """The exchange of gradients that DistributedDataParallel makes in every backward pass.
+
+    Args:
+        model: what is trained. Without DistributedDataParallel in it there is no exchange to stop.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        modules = [] if model is None else list(model.modules())
+        self._wrapped: list[Any] = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._before: list[bool] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is one."""
+        return bool(self._wrapped)
+
+    def stop(self) -> None:
+        """Keep gradients in their replica, until :meth:`resume`. A second call sees that it stays so."""
+        if self._before is None:
+            self._before = [wrapped.require_backward_grad_sync for wrapped in self._wrapped]
+        for wrapped in self._wrapped:
+            wrapped.require_backward_grad_sync = False
+
+    def resume(self) -> None:
+        """Put everything back as it was before :meth:`stop`."""
+        if self._before is not None:
+            for wrapped, before in zip(self._wrapped, self._before, strict=True):
+                wrapped.require_backward_grad_sync = before
+            self._before = None
+
+
+def require_local_gradients(group: ReplicaGroup, parameters: Sequence[Tensor]) -> None:
+    """Raise if the model itself averages gradients between replicas, as fully_shard does on an HSDP mesh."""
+    if group.process_group is None or group.count == 1:
+        return
+    replicas = dist.get_process_group_ranks(group.process_group)
+    meshes: dict[int, Any] = {
+        id(mesh): mesh for mesh in (getattr(p, "device_mesh", None) for p in parameters if is_sharded(p))
+    }
+    for mesh in meshes.values():
+        for axis in range(mesh.ndim):
+            if dist.get_process_group_ranks(mesh.get_group(axis)) == replicas:
+                raise ValueError(
+                    "gradients must be 'shared' for a model that averages them itself, got 'local' with "
+                    f"parameters on {mesh}, which has the axis of the replicas: shard the model within a "
+                    'replica only, fully_shard(module, mesh=mesh["shard"]), and keep '
+                    'replicas=mesh["replicate"]'
+                )
