@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet import presets
 from tests.distributed.test_sharded import batch_of, build, joined, loss_of, whole
 from tests.helpers.replicas import ReplicaError, run_replicas
 
@@ -44,7 +46,12 @@ def run_virtual(count, kind="adamw", batch=lambda r, step: batch_of(r, step), **
     optimizer = optimizer_of(kind, model.parameters())
     records = hdet.Records()
     ensemble = hdet.VirtualEnsemble(
-        model, optimizer, loss_of, num_replicas=count, gradients="local", records=records, **settings(**more)
+        model,
+        optimizer,
+        loss_of,
+        num_replicas=count,
+        records=records,
+        **({"gradients": "local"} | settings(**more)),
     )
     for step in range(STEPS):
         ensemble.step([batch(r, step) for r in range(count)])
@@ -70,9 +77,12 @@ def _ddp(rank, kind, more):
     ddp = DistributedDataParallel(model)
     optimizer = optimizer_of(kind, model.parameters())
     records = hdet.Records()
-    ensemble = hdet.Ensemble(optimizer, model=ddp, gradients="local", records=records, **settings(**more))
-    assert not ddp.require_backward_grad_sync
+    chosen = {"gradients": "local"} | settings(**more)
+    ensemble = hdet.Ensemble(optimizer, model=ddp, records=records, **chosen)
+    is_late = isinstance(more.get("merge"), hdet.LateMerge)
+    assert ddp.require_backward_grad_sync == is_late
     train(ddp, optimizer, ensemble, rank)
+    assert not ddp.require_backward_grad_sync
     ensemble.finish()
     assert ddp.require_backward_grad_sync
     ensemble.close()
@@ -106,7 +116,7 @@ def test_a_bare_model_is_local_by_itself():
     assert_equal_to_virtual(run_replicas(_bare, 2), 2, "sgd")
 
 
-def _sharded(rank, axes):
+def _sharded(rank, axes, more=None):
     model = build()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     for layer in (model[0], model[2], model):
@@ -116,10 +126,9 @@ def _sharded(rank, axes):
     ensemble = hdet.Ensemble(
         optimizer,
         model=model,
-        gradients="local",
         replicas=mesh["replicate"],
         records=records,
-        **settings(average_tail=0.3),
+        **({"gradients": "local"} | settings(average_tail=0.3) | (more or {})),
     )
     train(model, optimizer, ensemble, rank)
     return whole(model.parameters()), list(records) if rank == 0 else []
@@ -235,6 +244,39 @@ def test_moments_that_some_replicas_lack_are_an_error_and_no_hang():
     assert all(run_replicas(_unused, 2))
 
 
+RULES = {
+    "loss_weighted": {"merge": hdet.LossWeightedMerge()},
+    "local_sgd": presets.local_sgd(sync_every=7),
+    "diloco": presets.diloco(sync_every=7),
+    "easgd": presets.easgd(sync_every=7),
+    "grawa": presets.grawa(sync_every=7),
+    "swap": presets.swap(start=0.5, sync_every=7),
+    "pbt": presets.pbt(sync_every=7),
+}
+
+
+def _every_rule(rank):
+    warnings.simplefilter("ignore", FutureWarning)
+    return [_ddp(rank, "adamw", more) for more in RULES.values()]
+
+
+def test_every_merge_rule_on_ranks_equals_virtual_replicas():
+    by_rank = run_replicas(_every_rule, 4)
+    for more, *ranks in zip(RULES.values(), *by_rank, strict=True):
+        assert_equal_to_virtual(ranks, 4, **more)
+
+
+def _every_sharded_rule(rank):
+    return [_sharded(rank, 1, RULES[name]) for name in ("diloco", "easgd", "grawa")]
+
+
+def test_every_merge_rule_of_sharded_replicas_equals_virtual_ones():
+    by_rank = run_replicas(_every_sharded_rule, 4)
+    both = lambda r, step: joined(step, (2 * r, 2 * r + 1))  # noqa: E731
+    for name, *ranks in zip(("diloco", "easgd", "grawa"), *by_rank, strict=True):
+        assert_equal_to_virtual(ranks, 2, batch=both, average_tail=0.3, **RULES[name])
+
+
 def _differ(rank):
     model = build()
     optimizer = optimizer_of("sgd", model.parameters())
@@ -247,14 +289,19 @@ def test_gradients_is_a_setting_that_all_ranks_share():
     assert all(run_replicas(_differ, 2))
 
 
-def _saved(rank):
+def _saved(rank, more):
     """Train, save within a round after converging, go on; and the same from the checkpoint."""
 
     def make():
         model = build()
         ddp = DistributedDataParallel(model)
         optimizer = optimizer_of("adamw", model.parameters())
-        return model, ddp, optimizer, hdet.Ensemble(optimizer, model=ddp, gradients="local", **settings())
+        return (
+            model,
+            ddp,
+            optimizer,
+            hdet.Ensemble(optimizer, model=ddp, **({"gradients": "local"} | settings(**more))),
+        )
 
     model, ddp, optimizer, ensemble = make()
     train(ddp, optimizer, ensemble, rank, steps=10)
@@ -271,5 +318,49 @@ def _saved(rank):
     return all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_a_checkpoint_of_one_rank_resumes_bit_for_bit():
-    assert all(run_replicas(_saved, 2))
+@pytest.mark.parametrize("name", ["local_sgd", "diloco", "easgd"])
+def test_a_checkpoint_of_one_rank_resumes_bit_for_bit(name):
+    assert all(run_replicas(_saved, 2, RULES[name]))
+
+
+def _bytes(rank, moments):
+    """What local mode sends in 200 steps with T = 100, over what DistributedDataParallel sends."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    ddp, sent = DistributedDataParallel(model), [0]
+
+    def counting_hook(state, bucket):
+        sent[0] += bucket.buffer().numel() * bucket.buffer().element_size()
+        return default_hooks.allreduce_hook(None, bucket)
+
+    ddp.register_comm_hook(None, counting_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator, records = torch.Generator().manual_seed(rank), hdet.Records()
+
+    def steps(number, after=lambda loss: None):
+        for _ in range(number):
+            loss = (ddp(torch.randn(2, 64, generator=generator)) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            after(loss)
+
+    steps(20)
+    shared_per_step, sent[0] = sent[0] / 20, 0
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=ddp,
+        gradients="local",
+        moments=moments,
+        sync_every=100,
+        total_steps=200,
+        records=records,
+    )
+    steps(200, ensemble.step)
+    assert sent[0] == 0 and [record.num_steps for record in records] == ([100, 100] if rank == 0 else [])
+    return sum(record.bytes_sent for record in records) / 200 / shared_per_step
+
+
+@pytest.mark.parametrize(("moments", "at_most"), [("keep", 1 / 90), ("reset", 1 / 90), ("average", 1 / 30)])
+def test_local_mode_sends_a_fraction_of_what_ddp_sends(moments, at_most):
+    share, _ = run_replicas(_bytes, 2, moments)
+    assert 0.9 * at_most < share <= at_most  # averaging AdamW's two moments sends three times as much

@@ -9,14 +9,14 @@ __all__ = ["outliers"]
 
 _FAR = 0.3
 """How far above the median a loss must be: in nats, or as a share of the median where that is above one."""
-_CLEAR = 3.0
-"""And how many times the median deviation."""
+_CLEAR = 6.0
+"""And how many times the median deviation, which is about two thirds of a standard deviation."""
 
 
 def outliers(losses: Sequence[float | None]) -> set[int]:
     r"""The replicas whose loss is far above that of the others.
 
-    .. math:: L_r > \tilde L + \max(0.3,\ 0.3\,|\tilde L|,\ 3\, \mathrm{median}_s |L_s - \tilde L|)
+    .. math:: L_r > \tilde L + \max(0.3,\ 0.3\,|\tilde L|,\ 6\, \mathrm{median}_s |L_s - \tilde L|)
 
     :math:`\tilde L` is the median of those that have a loss. Fewer than three cannot tell who is wrong.
 

@@ -12,6 +12,7 @@ from hdet.core.assign import DESIGNS
 from hdet.core.checks import require_choice, require_count, require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
+from hdet.core.merge import LateMerge, MeanMerge, Merge
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.replicas.claims import require_free
@@ -35,6 +36,7 @@ def check_arguments(
     bucket_mib: object,
     assignment: object,
     gradients: object,
+    merge: object,
     moments: object,
     probe: object,
     average_tail: object,
@@ -88,12 +90,45 @@ def check_arguments(
     require_choice("assignment", assignment, DESIGNS)
     require_choice("gradients", gradients, ("shared", "local"))
     require_choice("moments", moments, ("auto", "average", "keep", "reset"))
+    _check_merge(merge, gradients, moments, controller, total_steps)
     if probe is not None and not callable(probe):
         raise TypeError(f"probe must be callable or None, got {probe!r} of type {type(probe).__name__}")
     if require_number("average_tail", average_tail, at_least=0, below=1) and total_steps is None:
         raise ValueError(
             "total_steps must be given to average the tail of the run, got None: pass it, or leave out "
             "average_tail"
+        )
+
+
+def _check_merge(
+    merge: object, gradients: object, moments: object, controller: object, total_steps: object
+) -> None:
+    if merge is None or isinstance(merge, MeanMerge):
+        return
+    if not isinstance(merge, Merge):
+        raise TypeError(
+            f"merge must be a merge rule such as hdet.OuterMerge(), or None, got {merge!r} of type "
+            f"{type(merge).__name__}"
+        )
+    name = type(merge).__name__
+    if gradients != "local":
+        raise ValueError(
+            f"gradients must be 'local' for {name}, got {gradients!r}: replicas that share a gradient hardly "
+            "differ. Pass gradients='local', or leave merge out"
+        )
+    if merge.stays_apart and moments not in ("auto", "keep"):
+        raise ValueError(
+            f"moments must be 'auto' or 'keep' with {name}, got {moments!r}: replicas stay apart at a sync, "
+            "and each has its own. Leave moments out"
+        )
+    if isinstance(merge, LateMerge) and total_steps is None:
+        raise ValueError(
+            "total_steps must be given for LateMerge, got None: it counts from the end of the run"
+        )
+    if isinstance(controller, Guard) and (merge.has_state or merge.stays_apart):
+        raise ValueError(
+            f"controller must not be an hdet.Guard with {name}: it would put weights back, but not what the "
+            "merge rule remembers. Leave the guard out, or use another rule"
         )
 
 

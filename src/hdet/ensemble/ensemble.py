@@ -16,10 +16,12 @@ from torch.optim import Optimizer
 from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
+from hdet.core.merge import MeanMerge, Merge
 from hdet.core.tail import tail_steps
 from hdet.ensemble.arguments import check_arguments, check_replicas
 from hdet.ensemble.controllers import build_steering
 from hdet.ensemble.loss_table import LossTable
+from hdet.ensemble.merging import Merging
 from hdet.ensemble.recording import RecordWriter
 from hdet.ensemble.round import Rounds
 from hdet.ensemble.schedule import FollowedSchedule, Schedule
@@ -100,10 +102,13 @@ class Ensemble:
             ``"local"``, each replica its own, so that nothing is sent between syncs. With
             DistributedDataParallel pass that module as ``model``. With fully_shard, shard over
             ``mesh["shard"]`` alone and pass ``replicas=mesh["replicate"]``.
+        merge: what replicas take from each other at a sync where gradients are local; None for the mean
+            (:class:`hdet.MeanMerge`). :mod:`hdet.presets` has published methods under their names.
         moments: what happens to the optimizer's moments where parameters are averaged. ``"average"`` them
             too, ``"keep"`` each replica's, or ``"reset"`` the optimizer. ``"auto"`` averages them where
             replicas end a round with different ones (gradients are local, a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
+            Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
         probe: returns the loss on one batch that is the same for every replica. It scores the replicas
             instead of their training losses. It is called at each sync before converging, with gradients off
             and ``model`` in evaluation mode. Where nothing is explored it is not called.
@@ -139,6 +144,7 @@ class Ensemble:
         bucket_mib: float = 25.0,
         assignment: Literal["random", "latin", "factorial"] = "random",
         gradients: Literal["shared", "local"] = "shared",
+        merge: Merge | None = None,
         moments: Literal["auto", "average", "keep", "reset"] = "auto",
         probe: Callable[[], Tensor | float] | None = None,
         average_tail: float = 0.0,
@@ -172,6 +178,7 @@ class Ensemble:
                 bucket_mib=bucket_mib,
                 assignment=assignment,
                 gradients=gradients,
+                merge=merge,
                 moments=moments,
                 probe=probe,
                 average_tail=average_tail,
@@ -180,7 +187,7 @@ class Ensemble:
             self.sync_every = sync_every
             self.total_steps = total_steps
             self.seed = seed
-            is_local = gradients == "local"
+            is_local, merge = gradients == "local", MeanMerge() if merge is None else merge
             if not isinstance(replicas, Replicas):
                 if is_local:
                     require_local_gradients(group, parameters_of(optimizer))
@@ -203,6 +210,18 @@ class Ensemble:
             self._tail = Tail(
                 replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
             )
+            differ = (
+                is_local or has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
+            )
+            if moments == "auto":
+                moments = "average" if differ and not merge.stays_apart else "keep"
+            self._merging = Merging(
+                merge,
+                replicas,
+                has_local_gradients=is_local,
+                keeps_moments=moments == "keep",
+                total_steps=total_steps,
+            )
             self._writer = RecordWriter(values, records, is_writer=replicas.is_writer)
             self._rounds = Rounds(
                 replicas,
@@ -210,11 +229,11 @@ class Ensemble:
                 losses,
                 self.steering,
                 self._tail,
+                self._merging,
                 sync_every=sync_every,
                 seed=seed,
                 assignment=assignment,
                 is_recorded=self._writer.keeps_trace,
-                finds_outliers=is_local,
             )
             self._rounds.positions(0)  # raises if the assignment does not fit
         replicas.require_same(
@@ -227,6 +246,7 @@ class Ensemble:
                 "bucket_mib": bucket_mib,
                 "assignment": assignment,
                 "gradients": gradients,
+                "merge": merge,
                 "moments": moments,
                 "probe": replicas.has_probe,
                 "average_tail": average_tail,
@@ -240,17 +260,17 @@ class Ensemble:
         self._losses = losses
         self._schedule = FollowedSchedule(scheduler, total_steps)
         self._counter = StepCounter()
-        differ = is_local or has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
         self._begins_equal = replicas.attach(
             values,
-            moments=moments if moments != "auto" else "average" if differ else "keep",
+            moments=moments,
+            measures_gradients=self._merging.measures_gradients,
             step_made=self._counter.optimizer_stepped,
         )
         claim(optimizer)
-        self._is_closed, self._has_local_gradients = False, is_local
+        self._is_closed = False
         self._has_rounds = is_active or is_local or replicas.differ
         self._hooks = values.watch(optimizer)
-        self._restart(max(0, getattr(scheduler, "last_epoch", 0)))
+        self._restart(max(0, getattr(scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
         self.steering.begin(self.num_steps)
 
@@ -330,7 +350,8 @@ class Ensemble:
         record = None
         if is_sync:
             with self._sharing_gradients_on_error():
-                record = self._rounds.sync(self.num_steps)
+                record = self._rounds.sync(self.num_steps, is_end=is_end)
+        self._merging.step_made(self.num_steps)
         if is_end:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
@@ -447,6 +468,7 @@ class Ensemble:
             "scheduler": self._schedule.state_dict(),
             "steering": self.steering.state_dict(),
             "tail": self._tail.state_dict(),
+            "merge": self._merging.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -463,6 +485,7 @@ class Ensemble:
         self.steering.begin(self.num_steps)
         self.steering.load_state_dict(state_dict["steering"])
         self._tail.load_state_dict(state_dict["tail"])
+        self._merging.load_state_dict(state_dict.get("merge"))
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
         num_saved = len(state_dict["losses"])
@@ -486,17 +509,18 @@ class Ensemble:
         self._schedule.check_state(state_dict["scheduler"])
         self.steering.check_state(state_dict["steering"])
         self._tail.check_state(state_dict["tail"])
+        self._merging.check_state(state_dict.get("merge"))
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""
-        self._restart(num_steps)
+        self._restart(num_steps, begins_equal=self._begins_equal)
         self.steering.begin(num_steps)
 
     # --- beginning -----------------------------------------------------------------------------------
 
-    def _restart(self, num_steps: int, *, narrows: bool = True) -> None:
+    def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
-        self.replicas.share_gradients(not self._has_local_gradients)
+        self._merging.begin(num_steps, begins_equal=begins_equal)
         self._counter.has_moved = False
         self._tail.begin(is_checked=self._has_rounds)
         self._rounds.begin_at(num_steps, narrows=narrows)

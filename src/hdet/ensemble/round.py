@@ -9,6 +9,7 @@ from torch.autograd.profiler import record_function
 from hdet.core.assign import assign
 from hdet.ensemble.exclusion import excluded_replicas
 from hdet.ensemble.loss_table import LossTable
+from hdet.ensemble.merging import Merging
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.stopwatch import Stopwatch
 from hdet.ensemble.tail import Tail
@@ -28,11 +29,11 @@ class Rounds:
         losses: what replicas have seen in this round.
         steering: what moves the base.
         tail: what averages the last steps.
+        merging: what replicas take from each other.
         sync_every: steps per round, T.
         seed: of the assignments.
         assignment: how replicas are placed in the spreads.
         is_recorded: whether records keep the base of every step.
-        finds_outliers: leave replicas out of a round's mean whose loss is far above the others'.
     """
 
     def __init__(
@@ -42,20 +43,20 @@ class Rounds:
         losses: LossTable,
         steering: Steering,
         tail: Tail,
+        merging: Merging,
         *,
         sync_every: int,
         seed: int,
         assignment: Literal["random", "latin", "factorial"],
         is_recorded: bool,
-        finds_outliers: bool,
     ) -> None:
         self._replicas, self._values, self._losses = replicas, values, losses
-        self._steering, self._tail = steering, tail
+        self._steering, self._tail, self._merging = steering, tail, merging
         self._sync_every, self._seed, self._assignment = sync_every, seed, assignment
-        self._is_recorded, self._finds_outliers = is_recorded, finds_outliers
-        self._recorded_at = 0
+        self._is_recorded = is_recorded
+        self._recorded_at, self._counted_bytes = 0, 0
         self.converged_at = 0
-        """The step after which replicas were averaged last."""
+        """The step after which replicas were made equal last."""
 
     def begin_at(self, num_steps: int, *, narrows: bool = True) -> None:
         """Begin, or begin again, after this many optimizer steps, with the bases as they are.
@@ -66,15 +67,16 @@ class Rounds:
         """
         with self._values.rewriting(is_traced=self._is_recorded):
             self._recorded_at = self.converged_at = num_steps
+            self._counted_bytes = self._replicas.bytes_sent
             self._replicas.clear_losses()
             self._losses.clear()
             for slot in self._values.slots:
                 slot.trace.clear()
             self._reassign(num_steps // self._sync_every, narrows=narrows)
 
-    def sync(self, num_steps: int) -> RoundRecord:
-        """The step that ends a round. Collective."""
-        record = self._measure_and_converge(num_steps, ends_round=True)
+    def sync(self, num_steps: int, *, is_end: bool) -> RoundRecord:
+        """The step that ends a round, and the last one the run. Collective."""
+        record = self._measure_and_converge(num_steps, ends_round=True, joins=is_end)
         stopwatch = Stopwatch()
         with record_function("hdet::steer"):
             self._steering.sync(record)
@@ -85,7 +87,7 @@ class Rounds:
 
     def converge(self, num_steps: int) -> RoundRecord:
         """Average within a round; multipliers and controller are left as they are. Collective."""
-        return self._measure_and_converge(num_steps, ends_round=False)
+        return self._measure_and_converge(num_steps, ends_round=False, joins=True)
 
     def positions(self, round_index: int) -> dict[str, list[float]]:
         """Where every replica stands in every spread, from -1 to 1."""
@@ -94,7 +96,7 @@ class Rounds:
 
     # --- the parts of a sync -------------------------------------------------------------------------
 
-    def _measure_and_converge(self, num_steps: int, *, ends_round: bool) -> RoundRecord:
+    def _measure_and_converge(self, num_steps: int, *, ends_round: bool, joins: bool) -> RoundRecord:
         stopwatch = Stopwatch()
         round_index = max(0, num_steps - 1) // self._sync_every
         record = RoundRecord(
@@ -109,16 +111,23 @@ class Rounds:
             reports = self._replicas.report(num_steps, self._values.base, scores)
             self._losses.add([report.losses for report in reports])
             record.excluded = excluded_replicas(
-                self._losses, reports, num_steps, finds_outliers=self._finds_outliers and ends_round
+                self._losses, reports, num_steps, finds_outliers=self._merging.is_local and ends_round
             )
         stopwatch.lap("measure", record)
-        record.converged = self._replicas.has_others and self._replicas.differ
         with record_function("hdet::converge"):
-            self._replicas.average(record.excluded, like_weights=self._tail.averaged())
+            has_merged = self._merging.merge(
+                record,
+                self._losses.means if scores is None else [report.finite_score for report in reports],
+                [report.gradient_norm for report in reports],
+                joins=joins,
+                like_weights=self._tail.averaged(),
+            )
         spoilt = [r for r, report in enumerate(reports) if not (report.is_finite and report.is_equal)]
         self._tail.replicas_healed(spoilt, num_steps)
+        record.converged = self._replicas.has_others and has_merged
         stopwatch.lap("converge", record)
-        self.converged_at = num_steps
+        if joins or self._merging.leaves_equal:
+            self.converged_at = num_steps
         record.losses = self._losses.means
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in self._losses.rows]
         for r, report in enumerate(reports):
@@ -127,6 +136,8 @@ class Rounds:
         record.probes = [report.finite_score for report in reports] if scores is not None else []
         self._describe_values(record)
         record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps
+        sent = self._replicas.bytes_sent
+        record.bytes_sent, self._counted_bytes = sent - self._counted_bytes, sent
         return record
 
     @property

@@ -37,16 +37,18 @@ class Averager:
 
     @torch.no_grad()
     def average_(
-        self, tensors: Sequence[Tensor], *, contribute: bool = True, num_contributors: int | None = None
+        self, tensors: Sequence[Tensor], *, contribute: float = True, num_contributors: int | None = None
     ) -> None:
         """Replace each tensor by its mean over the replicas that contribute. Collective.
+
+        For a weighted mean each replica contributes its weight, and ``num_contributors`` is 1.
 
         Every replica receives the mean, also one that does not contribute (because its parameters are
         not finite).
 
         Args:
             tensors: the same list, in the same order and memory layout, on every replica.
-            contribute: whether this replica's tensors enter the mean.
+            contribute: whether this replica's tensors enter the sum, or how much of them.
             num_contributors: how many replicas contribute; all of them if None.
         """
         if not self._group.communicates:
@@ -101,7 +103,7 @@ class _Kind:
         ]
         self._jobs += [_Packed(run, bucket[i % 2][: _size(run)]) for i, run in enumerate(runs)]
 
-    def average_(self, group: ReplicaGroup, contribute: bool, divisor: int) -> None:
+    def average_(self, group: ReplicaGroup, contribute: float, divisor: int) -> None:
         self._gather_scattered()
         # Two jobs are on the way at a time: while one travels, the other is packed or unpacked. Jobs two
         # apart share a half of the bucket, so the older one is finished before the newer one is packed.
@@ -109,7 +111,7 @@ class _Kind:
         for job in self._jobs:
             if len(on_the_way) == 2:
                 _finish(*on_the_way.pop(0), divisor)
-            buffer = job.pack(contribute)
+            buffer = group.traffic.add(job.pack(contribute))
             work = dist.all_reduce(buffer, group=group.process_group, async_op=True)
             assert work is not None
             on_the_way.append((job, work))
@@ -129,8 +131,8 @@ class _InPlace:
     def __init__(self, piece: Tensor) -> None:
         self._piece = piece
 
-    def pack(self, contribute: bool) -> Tensor:
-        return self._piece if contribute else self._piece.zero_()
+    def pack(self, contribute: float) -> Tensor:
+        return _weighted(self._piece, contribute)
 
     def unpack(self, divisor: int) -> None:
         self._piece.div_(divisor)
@@ -157,8 +159,10 @@ class _Packed:
                 for piece, view in zip(self._small, self._small_views, strict=True)
             ]
 
-    def pack(self, contribute: bool) -> Tensor:
-        return torch.cat(self._pieces, out=self._bucket) if contribute else self._bucket.zero_()
+    def pack(self, contribute: float) -> Tensor:
+        if contribute:
+            torch.cat(self._pieces, out=self._bucket)
+        return _weighted(self._bucket, contribute)
 
     def unpack(self, divisor: int) -> None:
         self._small_bucket.div_(divisor)
@@ -169,6 +173,11 @@ class _Packed:
                 array[...] = view
         for piece, view in self._large:  # division and copy in one pass over the memory
             torch.div(view, divisor, out=piece)
+
+
+def _weighted(buffer: Tensor, weight: float) -> Tensor:
+    """In place; zero times NaN would be NaN."""
+    return buffer if weight == 1 else buffer.mul_(weight) if weight else buffer.zero_()
 
 
 def _finish(job: _InPlace | _Packed, work: dist.Work, divisor: int) -> None:

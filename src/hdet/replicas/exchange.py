@@ -46,6 +46,7 @@ def gather(
 ) -> list[list[float]]:
     """The rows of all processes of a group, one after the other. Collective."""
     mine = torch.tensor(rows, dtype=widest_float(group.device), device=group.device)
+    group.traffic.add(mine)
     all_of_them = [torch.empty_like(mine) for _ in range(joined.size())]
     work = dist.all_gather(all_of_them, mine, group=joined, async_op=True)
     wait_for_all(work, group, joined, what)

@@ -21,6 +21,18 @@ _told: set[str] = set()
 """What this process was warned of already."""
 
 
+class Traffic:
+    """Counts the bytes that this process puts into collectives."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that is sent, and return it."""
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+
 @dataclass(frozen=True)
 class ReplicaGroup:
     """The place of this process among replicas that live in one process each, or in several.
@@ -43,6 +55,9 @@ class ReplicaGroup:
 
     patience: float = field(default=60.0, repr=False)
     """Seconds to wait for a replica at an exchange, until it is named."""
+
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
+    """What this process has sent."""
 
     @classmethod
     def of(

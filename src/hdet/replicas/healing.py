@@ -84,6 +84,7 @@ class _Sender:
     def __init__(self, group: ReplicaGroup, donor: int, *, receives: bool) -> None:
         assert group.process_group is not None
         self._process_group, self._device = group.process_group, group.device
+        self._traffic = group.traffic
         self._source = dist.get_global_rank(group.process_group, donor)
         self.receives = receives
 
@@ -91,6 +92,8 @@ class _Sender:
         # As bytes, because not every backend knows every dtype.
         sent = tensor.detach().to(self._device, copy=True, memory_format=torch.contiguous_format)
         if sent.numel():
+            if dist.get_rank() == self._source:
+                self._traffic.add(sent)
             dist.broadcast(sent.view(-1).view(torch.uint8), src=self._source, group=self._process_group)
             if self.receives:
                 tensor.copy_(sent)

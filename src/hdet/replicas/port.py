@@ -30,6 +30,8 @@ class Report(NamedTuple):
     """Its loss on the probe, which may be NaN; None if it was not asked for."""
     is_equal: bool = True
     """Whether it holds the parameters of the others where all ought to be equal."""
+    gradient_norm: float | None = None
+    """Norm of the gradient of its last step; None if it was not measured."""
 
     @property
     def finite_score(self) -> float | None:
@@ -94,6 +96,11 @@ class Replicas(Protocol):
     """Whether syncs are wanted even where nothing is explored or steered."""
 
     @property
+    def bytes_sent(self) -> int:
+        """What this process has put into collectives so far."""
+        ...
+
+    @property
     def differ(self) -> bool:
         """Whether they may hold different parameters at the end of a round."""
         ...
@@ -113,6 +120,7 @@ class Replicas(Protocol):
         values: Values,
         *,
         moments: Literal["average", "keep", "reset"],
+        measures_gradients: bool,
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective.
@@ -120,6 +128,7 @@ class Replicas(Protocol):
         Args:
             values: what is explored.
             moments: what :meth:`average` does with the optimizer's moments.
+            measures_gradients: whether reports tell the norm of the last gradient.
             step_made: called after every optimizer step.
         """
         ...
@@ -190,7 +199,13 @@ class Replicas(Protocol):
         """
         ...
 
-    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+    def average(
+        self,
+        excluded: Collection[int],
+        *,
+        like_weights: Sequence[Tensor] = (),
+        weights: Sequence[float] | None = None,
+    ) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
         Replicas that ought to be equal and are not get the parameters, buffers and moments of the others.
@@ -198,6 +213,23 @@ class Replicas(Protocol):
         Args:
             excluded: left out of the mean; they receive it.
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
+            weights: the share of every replica, zero for those that are excluded; None for equal shares.
+        """
+        ...
+
+    def average_tensors(
+        self,
+        tensors: Sequence[Tensor],
+        excluded: Collection[int],
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Give every replica the mean of these tensors, laid out as :meth:`weights`. Collective.
+
+        Args:
+            tensors: changed in place.
+            excluded: left out of the mean; they receive it.
+            weights: as in :meth:`average`.
         """
         ...
 

@@ -22,7 +22,7 @@ from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.save_point import RankSavePoint
-from hdet.replicas.shards import LocalParts, as_saved, reshard
+from hdet.replicas.shards import LocalParts, as_saved, local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.tensors import (
     Buffers,
@@ -31,6 +31,7 @@ from hdet.replicas.tensors import (
     layout_text,
     moments_of,
     names_of,
+    parameters_of,
     reset_moments,
 )
 from hdet.replicas.warm_start import add_noise
@@ -67,13 +68,15 @@ class RankReplicas:
         self.needs_syncs, self.is_sharded = False, bool(group.within)
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
+        self._averager_of_copies = Averager(group, bucket_mib=bucket_mib)
         self._buffers = Buffers(model)
         self._health, self._health_of_moments = Health(), Health()
         self._equality, self._verdict = Equality(group), Verdict(None)
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._gradients, self._has_local_gradients = GradientExchange(model), False
-        self._is_known_to_part = False
+        self._has_trained_alone = self._is_known_to_part = False
+        self._gradient_norm: Tensor | None = None
         self._moments_rule, self._explores = "keep", False
         self._weights, self._moments = LocalParts(), LocalParts()
         self._has_parted = False  # whether replicas may differ though nothing is explored
@@ -86,6 +89,11 @@ class RankReplicas:
         They do where values are explored, a start was perturbed, or gradients are local.
         """
         return self._explores or self._has_parted or self._has_local_gradients
+
+    @property
+    def bytes_sent(self) -> int:
+        """What this process has put into collectives so far."""
+        return self._group.traffic.num_bytes
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -104,6 +112,7 @@ class RankReplicas:
         values: Values,
         *,
         moments: Literal["average", "keep", "reset"],
+        measures_gradients: bool,
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
@@ -113,10 +122,15 @@ class RankReplicas:
             self._has_parted = len({row[0] for row in sums}) > 1
 
         def stepped(optimizer: Optimizer, *_: Any) -> None:
-            if self._has_local_gradients:  # a framework may have put it back
-                self._gradients.stop()
-            if not is_dry_step(optimizer):
-                step_made()
+            if is_dry_step(optimizer):
+                return
+            if self._has_local_gradients:
+                self._gradients.stop()  # a framework may have put it back
+                self._has_trained_alone = True
+            if measures_gradients:
+                gradients = [local_part(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+                self._gradient_norm = nn.utils.get_total_norm(gradients) if gradients else None
+            step_made()
 
         self._hooks = [self._optimizer.register_step_post_hook(stepped)]
         return not self._has_parted
@@ -162,7 +176,7 @@ class RankReplicas:
         ought_to_be_equal = self.has_others and not self.differ
         # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
         looks_whether_they_part = (
-            self.has_others and self._has_local_gradients and not (self._explores or self._is_known_to_part)
+            self.has_others and self._has_trained_alone and not (self._explores or self._is_known_to_part)
         )
         here = [
             *self._losses.take(),
@@ -172,6 +186,7 @@ class RankReplicas:
             digest(repr(dict(base))),
             float(self._health.checksum(weights)) if ought_to_be_equal or looks_whether_they_part else 0.0,
             digest(layout_text(moments)) if moments else 0.0,
+            math.nan if self._gradient_norm is None else float(self._gradient_norm) ** 2,
         ]
         mine = _joined(exchange_within(self._group, here, f"the sync at step {num_steps}"))
         rows = exchange(self._group, mine, f"the sync at step {num_steps}")
@@ -194,7 +209,13 @@ class RankReplicas:
             self._has_parted = self._verdict.agreed is None and any(row[3] for row in rows)
         odd = self._verdict.odd
         return [
-            Report(LossSum(*row[:3]), bool(row[3]), None if scores is None else row[4], r not in odd)
+            Report(
+                LossSum(*row[:3]),
+                bool(row[3]),
+                None if scores is None else row[4],
+                r not in odd,
+                None if math.isnan(row[9]) else math.sqrt(row[9]),
+            )
             for r, row in enumerate(rows)
         ]
 
@@ -239,7 +260,13 @@ class RankReplicas:
         """What a checkpoint holds of tensors laid out as :meth:`weights`."""
         return as_saved(tensors, self._whole(), copies=copies)
 
-    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+    def average(
+        self,
+        excluded: Collection[int],
+        *,
+        like_weights: Sequence[Tensor] = (),
+        weights: Sequence[float] | None = None,
+    ) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
         Where all ought to be equal, those that are not get what the others hold.
@@ -256,16 +283,36 @@ class RankReplicas:
             if excluded and self._moments_rule == "keep":
                 self.copy(min({*range(self.count)} - set(excluded)), excluded)
             moments = self._local_moments() if self._moments_rule == "average" else []
-            self._averager.average_(
-                [*self.weights(), *moments, *like_weights, *self._buffers.tensors],
-                contribute=self.index not in excluded,
-                num_contributors=self.count - len(excluded),
-            )
+            tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
+            self._average_with(self._averager, tensors, excluded, weights)
             if self._moments_rule == "reset":
                 reset_moments(self._optimizer)
             self._has_parted = False
         self._buffers.put_back()
         reshard(self._model)
+
+    def average_tensors(
+        self,
+        tensors: Sequence[Tensor],
+        excluded: Collection[int],
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Give every replica the mean of these tensors. Collective."""
+        self._average_with(self._averager_of_copies, tensors, excluded, weights)
+
+    def _average_with(
+        self,
+        averager: Averager,
+        tensors: Sequence[Tensor],
+        excluded: Collection[int],
+        weights: Sequence[float] | None,
+    ) -> None:
+        averager.average_(
+            tensors,
+            contribute=self.index not in excluded if weights is None else weights[self.index],
+            num_contributors=self.count - len(excluded) if weights is None else 1,
+        )
 
     def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give replicas all that another one holds. Collective."""
@@ -303,7 +350,8 @@ def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
     sums = [math.fsum(row[i] for row in rows) for i in range(3)]
     score = math.fsum(row[4] for row in rows) / len(rows)
     checksums = [_sum_of([row[i] for row in rows]) for i in (7, 8)]
-    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], *checksums]
+    square = math.fsum(row[9] for row in rows)
+    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], *checksums, square]
 
 
 def _sum_of(checksums: Sequence[float]) -> float:

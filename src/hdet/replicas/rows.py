@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hdet.errors import CannotVectorizeError
 from hdet.replicas.losses import number_of, scalar_of
 
-__all__ = ["ModelRows", "join", "require_equal_sizes", "size_of", "split"]
+__all__ = ["ModelRows", "average_rows", "join", "require_equal_sizes", "size_of", "split"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -218,13 +218,13 @@ class ModelRows:
         return [*self.matrices, *self.buffers.values()]
 
     @torch.no_grad()
-    def average_(self, included: Sequence[int], others: Sequence[Tensor] = ()) -> None:
+    def average_(
+        self, included: Sequence[int], others: Sequence[Tensor] = (), weights: Sequence[float] | None = None
+    ) -> None:
         """Give every replica the mean over the included ones, and the template too."""
         # Constants stay as they are: a mean of equal values may differ in its last bit.
         floating = [b for b in self.buffers.values() if b.is_floating_point() and not (b == b[:1]).all()]
-        for matrix in (*self.matrices, *others, *floating):
-            rows = matrix if len(included) == self._num_replicas else matrix[list(included)]
-            matrix.copy_(rows.mean(dim=0, keepdim=True).expand_as(matrix))
+        average_rows((*self.matrices, *others, *floating), included, weights)
         self.write_template(included[0])
 
     @torch.no_grad()
@@ -263,6 +263,28 @@ class ModelRows:
             for part, (name, shape) in zip(parts, places, strict=True):
                 views[name] = part.view(self._num_replicas, *shape)
         return views
+
+
+@torch.no_grad()
+def average_rows(
+    matrices: Sequence[Tensor], included: Sequence[int], weights: Sequence[float] | None = None
+) -> None:
+    """Give every row the mean over the included ones, or their sum with these weights.
+
+    >>> rows = torch.tensor([[1.0], [3.0], [9.0]])
+    >>> average_rows([rows], [0, 1], [0.75, 0.25, 0.0])
+    >>> rows.flatten().tolist()
+    [1.5, 1.5, 1.5]
+    """
+    for matrix in matrices:
+        rows = matrix if len(included) == len(matrix) else matrix[list(included)]
+        if weights is None:
+            mean = rows.mean(dim=0, keepdim=True)
+        else:
+            share = torch.tensor([weights[r] for r in included], dtype=torch.float64).to(rows.device)
+            dtype = torch.promote_types(rows.dtype, torch.float32)
+            mean = torch.tensordot(share.to(dtype), rows.to(dtype), dims=1).unsqueeze(0)
+        matrix.copy_(mean.expand_as(matrix))
 
 
 def _stack(batches: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.row_values import RowValues
-from hdet.replicas.rows import ModelRows, join, require_equal_sizes
+from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.warm_start import add_noise
 
@@ -53,7 +53,7 @@ class StackedReplicas:
     ) -> None:
         self.count, self.index, self.has_others = count, 0, count > 1
         self.is_writer, self.has_probe = True, probe is not None
-        self.is_sharded = False
+        self.is_sharded, self.bytes_sent = False, 0
         self.needs_syncs = True  # the user's model is written there
         self.probe = probe
         """What replicas are scored by."""
@@ -65,6 +65,8 @@ class StackedReplicas:
         self._losses = LossRows(count, self.rows.matrices[0].device)
         self.row_values: RowValues | None = None
         """What each row uses of what is explored."""
+        self._measures_gradients = False
+        self._gradient_norms: Tensor | None = None
         self._step_made = lambda: None
 
     @property
@@ -101,6 +103,9 @@ class StackedReplicas:
             )
         if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
+        if self._measures_gradients:  # before the step, which uses their memory
+            squares = torch.stack([gradient.square().sum(dim=1) for gradient in gradients]).sum(dim=0)
+            self._gradient_norms = squares.sqrt().expand(self.count)
         self.row_optimizer.step(self.weights(), gradients, partial(values.in_group, num_rows=num_rows))
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
         self._optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,6 +130,7 @@ class StackedReplicas:
         values: Values,
         *,
         moments: Literal["average", "keep", "reset"],
+        measures_gradients: bool,
         step_made: Callable[[], None],
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
@@ -134,13 +140,18 @@ class StackedReplicas:
                 "model itself, which then runs once for all replicas. Pass vectorize=False"
             )
         self.row_values = RowValues(values)
-        self._moments_rule = moments
+        self._moments_rule, self._measures_gradients = moments, measures_gradients
         self._step_made = step_made
         return True
 
     def share_gradients(self, is_shared: bool) -> None:
         """Whether rows train with the mean of their gradients, or each with its own."""
+        num_rows = self.num_distinct
         self._has_local_gradients = not is_shared
+        if num_rows < self.num_distinct:  # the first row stood for all
+            with torch.no_grad():
+                for tensor in self.rows.tensors():
+                    tensor[num_rows:] = tensor[:1]
 
     def detach(self) -> None:
         """Call nobody any more."""
@@ -184,7 +195,11 @@ class StackedReplicas:
         finite = rows_are_finite([*self.weights(), *moments])
         finite *= self.count // len(finite)
         every = [None] * self.count if scores is None else scores
-        return [Report(*row) for row in zip(self._losses.take(), finite, every, strict=True)]
+        norms = [None] * self.count if self._gradient_norms is None else self._gradient_norms.tolist()
+        return [
+            Report(losses, is_finite, score, gradient_norm=norm)
+            for losses, is_finite, score, norm in zip(self._losses.take(), finite, every, norms, strict=True)
+        ]
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors are finite."""
@@ -204,7 +219,13 @@ class StackedReplicas:
         """What a checkpoint holds of them."""
         return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
 
-    def average(self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
+    def average(
+        self,
+        excluded: Collection[int],
+        *,
+        like_weights: Sequence[Tensor] = (),
+        weights: Sequence[float] | None = None,
+    ) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
         if not self.differ:
             self.rows.write_template(0)
@@ -213,17 +234,27 @@ class StackedReplicas:
         if excluded and self._moments_rule == "keep":
             self.copy(included[0], excluded)
         moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []
-        self.rows.average_(included, [*moments, *like_weights])
+        self.rows.average_(included, [*moments, *like_weights], weights)
         if self._moments_rule == "reset":
             self.row_optimizer.clear()
         self._have_parted = False
+
+    def average_tensors(
+        self,
+        tensors: Sequence[Tensor],
+        excluded: Collection[int],
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Give every row the mean of these tensors."""
+        average_rows(tensors, [r for r in range(self.count) if r not in excluded], weights)
 
     @torch.no_grad()
     def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give rows all that another one holds."""
         rows = list(receivers)
         for tensor in [*self.rows.tensors(), *self.row_optimizer.matrices(), *like_weights]:
-            tensor[rows] = tensor[donor]
+            tensor[rows] = tensor[donor].clone()
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""

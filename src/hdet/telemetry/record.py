@@ -56,6 +56,8 @@ class RoundRecord:
     """Replicas left out of the weights and of the mean, with the reason."""
     weights: list[float] = field(default_factory=list)
     """Weight of each replica (eq. 4)."""
+    merge_weights: list[float] = field(default_factory=list)
+    """Share of each replica in what they have merged into; empty where shares are equal."""
     temperature: float | None = None
     positions: dict[str, list[float]] = field(default_factory=dict)
     """Where each replica stood in the spread, from -1 to 1."""
@@ -81,6 +83,9 @@ class RoundRecord:
     """How often the guard has gone back so far, because the run had collapsed."""
     num_averaged_steps: int = 0
     """At the end of a run whose tail is averaged: how many steps the final weights are the mean of."""
+    bytes_sent: int = 0
+    """Bytes that this process has put into hdet's collectives since the previous record. What
+    DistributedDataParallel sends by itself is not counted."""
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Time on the host spent in probe, measure, converge and steer."""
 
