@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench browser picture figures docs docs-serve reproduce reproduce-quick zoo clean
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -51,6 +51,9 @@ release: $(DEV_STAMP) ## Build wheel and sdist, install them into fresh environm
 
 bench: $(DEV_STAMP) ## Measure the speed promises; fails if one is broken. About ten minutes.
 	$(BIN)/python -m benchmarks
+
+bench-network: $(DEV_STAMP) ## Local gradients against DDP over a link of 100 Mbit/s (Linux, as root, iproute2). Some minutes.
+	$(BIN)/python -m benchmarks.network
 
 browser:         ## Install the browser in which the report is tested (Debian and Ubuntu, as root).
 	apt-get update -qq && apt-get install -y -qq chromium

@@ -1,0 +1,151 @@
+"""Every preset of local training against shared gradients, on a task of the command line.
+
+    python -m research.local_training --task digits --steps 300 --out docs/experiments/local-training.json
+    python -m research.local_training --table docs/experiments/local-training.json
+
+Four virtual replicas train with AdamW, a warm-up of 10 % and a linear anneal. All methods sync every 25 steps,
+but for SWAP, which averages once, and shared gradients, which are averaged at every step. Population-based
+training finds its own schedule. Each method gets the best of three learning rates, by its mean held-out loss
+over the seeds. Runs that are in the file already are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+import hdet
+from hdet import presets
+from hdet.core.shape import one_cycle
+from hdet.run.runner import evaluate
+from hdet.tasks.task import load_task
+
+NUM_REPLICAS, SYNC_EVERY = 4, 25
+FACTORS = (1 / 3, 1.0, 3.0)
+METHODS: dict[str, dict[str, Any]] = {
+    "shared gradients": {
+        "gradients": "shared",
+        "explore": [hdet.LearningRate(0.0)],
+        "sync_every": SYNC_EVERY,
+    },
+    "one replica alone": {
+        "gradients": "shared",
+        "explore": [hdet.LearningRate(0.0)],
+        "sync_every": SYNC_EVERY,
+    },
+    "local_sgd": presets.local_sgd(sync_every=SYNC_EVERY),
+    "local_sgd, weighted by loss": presets.local_sgd(sync_every=SYNC_EVERY)
+    | {"merge": hdet.LossWeightedMerge()},
+    "diloco": presets.diloco(sync_every=SYNC_EVERY),
+    "easgd": presets.easgd(sync_every=SYNC_EVERY),
+    "grawa": presets.grawa(sync_every=SYNC_EVERY),
+    "swap": presets.swap(sync_every=SYNC_EVERY),
+    "pbt": presets.pbt(sync_every=SYNC_EVERY),
+}
+
+
+def train(task_name: str, method: str, lr: float, steps: int, seed: int) -> float:
+    """The held-out loss at the end of one run; infinite where it failed."""
+    task = load_task(task_name, {})
+    model = task.build_model(seed)
+    optimizer = torch.optim.AdamW(task.parameter_groups(model), lr=lr, weight_decay=0.0)
+    count = 1 if method == "one replica alone" else NUM_REPLICAS
+    schedule = None  # population-based training finds its own
+    if method != "pbt":
+        schedule = LambdaLR(optimizer, lambda step: one_cycle(step, steps))
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        optimizer,
+        task.loss,
+        num_replicas=count,
+        vectorize=task.can_vectorize,
+        join_equal=True,
+        scheduler=schedule,
+        total_steps=steps,
+        seed=seed,
+        **METHODS[method],
+    )
+    streams = [task.train_batches(seed=seed, replica=r) for r in range(count)]
+    try:
+        for _ in range(steps):
+            ensemble.step([next(stream) for stream in streams])
+    except hdet.NotFiniteError:
+        return math.inf
+    return evaluate(task, model)["loss"]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make all runs that are missing."""
+    record: dict[str, Any] = {
+        "command": f"python -m research.local_training --task {options.task} --lr {options.lr:g} "
+        f"--steps {options.steps} --seeds {options.seeds} --out {options.out}",
+        "task": options.task,
+        "steps": options.steps,
+        "num_replicas": NUM_REPLICAS,
+        "sync_every": SYNC_EVERY,
+        "torch": torch.__version__,
+        "runs": [],
+    }
+    if options.out.exists():
+        record["runs"] = json.loads(options.out.read_text())["runs"]
+    done = {(one["method"], one["lr"], one["seed"]) for one in record["runs"]}
+    for seed in range(options.seeds):
+        for method in METHODS:
+            for factor in FACTORS:
+                lr = round(options.lr * factor, 8)
+                if (method, lr, seed) not in done:
+                    loss = train(options.task, method, lr, options.steps, seed)
+                    record["runs"].append({"method": method, "lr": lr, "seed": seed, "loss": loss})
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    options.out.write_text(json.dumps(record, indent=1) + "\n")
+                    print(f"seed {seed}  {method:28} lr {lr:g}: {loss:.4f}", flush=True)
+
+
+def table(path: Path) -> str:
+    """Markdown: each method at its best learning rate."""
+    runs = json.loads(path.read_text())["runs"]
+    lines = [
+        "| method | best learning rate | held-out loss | lowest and highest seed |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for method in METHODS:
+        by_lr: dict[float, list[float]] = {}
+        for one in runs:
+            if one["method"] == method:
+                by_lr.setdefault(one["lr"], []).append(one["loss"])
+        if by_lr:
+            lr = min(by_lr, key=lambda lr: fmean(by_lr[lr]))
+            losses = by_lr[lr]
+            lines.append(
+                f"| {method} | {lr:g} | {fmean(losses):.4f} | {min(losses):.4f} to {max(losses):.4f} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run, or print the table of a record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", default="digits")
+    parser.add_argument("--lr", type=float, default=3e-3, help="the middle of three learning rates")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/local-training.json"))
+    parser.add_argument("--table", type=Path, default=None)
+    options = parser.parse_args()
+    if options.table is None:
+        run(options)
+    print(table(options.table or options.out))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
