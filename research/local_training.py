@@ -3,7 +3,7 @@
     python -m research.local_training --task digits --steps 300 --out docs/experiments/local-training.json
     python -m research.local_training --table docs/experiments/local-training.json
 
-Four virtual replicas train with AdamW, a warm-up of 10 % and a linear anneal. All methods sync every 25 steps,
+Four virtual replicas train with AdamW, a warm-up of 10 % and a linear anneal. All sync every 25 steps,
 but for SWAP, which averages once, and shared gradients, which are averaged at every step. Population-based
 training finds its own schedule. Each method gets the best of three learning rates, by its mean held-out loss
 over the seeds. Runs that are in the file already are not made again.

@@ -145,6 +145,17 @@ def test_a_model_that_shares_gradients_itself_is_refused_with_the_remedy():
         run_replicas(_sharded, 4, 2)
 
 
+def _static(rank):
+    ddp = DistributedDataParallel(build(), static_graph=True)
+    with pytest.raises(ValueError, match="Wrap the model without static_graph"):
+        hdet.Ensemble(optimizer_of("sgd", ddp.parameters()), model=ddp, gradients="local")
+    return ddp.require_backward_grad_sync
+
+
+def test_a_static_graph_is_refused_because_torch_fails_with_it():
+    assert all(run_replicas(_static, 2))
+
+
 def _undone(rank, how):
     ddp = DistributedDataParallel(build())
     optimizer = optimizer_of("sgd", ddp.parameters())

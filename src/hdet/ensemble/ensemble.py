@@ -190,7 +190,7 @@ class Ensemble:
             is_local, merge = gradients == "local", MeanMerge() if merge is None else merge
             if not isinstance(replicas, Replicas):
                 if is_local:
-                    require_local_gradients(group, parameters_of(optimizer))
+                    require_local_gradients(group, parameters_of(optimizer), model)
                 replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
             self.replicas: Replicas = replicas
             self._values = values = ExploredValues(explore, optimizer)

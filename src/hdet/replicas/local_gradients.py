@@ -47,8 +47,16 @@ class GradientExchange:
             self._before = None
 
 
-def require_local_gradients(group: ReplicaGroup, parameters: Sequence[Tensor]) -> None:
-    """Raise if the model itself averages gradients between replicas, as fully_shard does on an HSDP mesh."""
+def require_local_gradients(
+    group: ReplicaGroup, parameters: Sequence[Tensor], model: nn.Module | None
+) -> None:
+    """Raise if the model cannot keep gradients in its replica, as fully_shard on an HSDP mesh cannot."""
+    for module in [] if model is None else model.modules():
+        if isinstance(module, DistributedDataParallel) and module.static_graph:
+            raise ValueError(
+                "gradients must be 'shared' for DistributedDataParallel with static_graph=True, got 'local': "
+                "it fails in a backward pass that does not average. Wrap the model without static_graph"
+            )
     if group.process_group is None or group.count == 1:
         return
     replicas = dist.get_process_group_ranks(group.process_group)
