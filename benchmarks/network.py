@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SYNC_EVERY = 100
-NUM_SHARED = 20
+NUM_SHARED = 10
 """Steps of a segment with shared gradients; one with local gradients is a whole round."""
 
 
@@ -41,11 +42,16 @@ def main() -> int:
     if os.geteuid() != 0:
         print("root is needed to build network namespaces: run it with sudo", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
     measured = over_link(options.mbit, options.repeats)
     record = {
         "command": "make bench-network",
         "link": f"{options.mbit:g} Mbit/s, two network namespaces, a veth pair and tc tbf in both directions",
-        "machine": {"python": platform.python_version(), "cores": os.cpu_count()},
+        "machine": {
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+        },
         **summary(measured),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +155,7 @@ def work(rank: int, repeats: int) -> dict[str, Any]:
         dist.barrier()
         start = time.perf_counter()
         for _ in range(num_steps):
-            tokens = torch.randint(96, (4, 33), generator=generator)
+            tokens = torch.randint(96, (1, 17), generator=generator)
             loss = nn.functional.cross_entropy(ddp(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
