@@ -111,7 +111,7 @@ class Ensemble:
             Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
         probe: returns the loss on one batch that is the same for every replica. It scores the replicas
             instead of their training losses. It is called at each sync before converging, with gradients off
-            and ``model`` in evaluation mode. Where nothing is explored it is not called.
+            and ``model`` in evaluation mode. Where all replicas are equal it is not called.
         patience: seconds that replicas wait for a missing one at a sync before they ask which it is. The log
             says it after about twice as long, and after ten times as long they raise.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
