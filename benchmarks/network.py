@@ -153,7 +153,7 @@ def work(rank: int, repeats: int) -> dict[str, Any]:
 
     def train(num_steps: int, optimizer: torch.optim.Optimizer, ensemble: Any = None) -> float:
         dist.barrier()
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         for _ in range(num_steps):
             tokens = torch.randint(96, (1, 17), generator=generator)
             loss = nn.functional.cross_entropy(ddp(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -163,11 +163,13 @@ def work(rank: int, repeats: int) -> dict[str, Any]:
             if ensemble is not None:
                 ensemble.step(loss)
         dist.barrier()
+        busy_seconds.append((time.process_time() - busy) / num_steps)
         return (time.perf_counter() - start) / num_steps
 
     chosen = {"diloco": presets.diloco, "local_sgd": presets.local_sgd}
     seconds: dict[str, list[float]] = {"ddp": [], **{name: [] for name in chosen}}
     num_bytes: dict[str, float] = {}
+    busy_seconds: list[float] = []
     train(2, torch.optim.AdamW(model.parameters(), lr=1e-4))
     for _ in range(repeats):
         bytes_of_ddp[0] = 0
@@ -181,7 +183,13 @@ def work(rank: int, repeats: int) -> dict[str, Any]:
             ensemble.close()
     parameters = sum(p.numel() for p in model.parameters())
     dist.destroy_process_group()
-    return {"parameters": parameters, "seconds": seconds, "bytes": num_bytes, "torch": torch.__version__}
+    return {
+        "parameters": parameters,
+        "seconds": seconds,
+        "bytes": num_bytes,
+        "busy": busy_seconds,
+        "torch": torch.__version__,
+    }
 
 
 def summary(measured: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +206,12 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
         }
         for name, times in measured["seconds"].items()
     ]
-    about = {"parameters": measured["parameters"], "sync_every": SYNC_EVERY, "torch": measured["torch"]}
+    about = {
+        "parameters": measured["parameters"],
+        "sync_every": SYNC_EVERY,
+        "torch": measured["torch"],
+        "cpu_seconds_per_step": statistics.median(measured["busy"]),
+    }
     return {**about, "rows": rows}
 
 
