@@ -522,7 +522,7 @@ class Ensemble:
         self.num_steps = num_steps
         self._merging.begin(num_steps, begins_equal=begins_equal)
         self._counter.has_moved = False
-        self._tail.begin(is_checked=self._has_rounds)
+        self._tail.begin(is_checked=self._has_rounds and not self._merging.parts_replicas)
         self._rounds.begin_at(num_steps, narrows=narrows)
 
     @property

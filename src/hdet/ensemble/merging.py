@@ -92,6 +92,11 @@ class Merging:
         return not self.is_local or not (self._rule.stays_apart or self._keeps_moments)
 
     @property
+    def parts_replicas(self) -> bool:
+        """Whether replicas part in this run, now or later, because gradients are local."""
+        return self._local_from is not None
+
+    @property
     def measures_gradients(self) -> bool:
         """Whether the norm of the last gradient must be known at a sync."""
         return self._rule.compares_gradients

@@ -21,7 +21,7 @@ from hdet.replicas.local_gradients import GradientExchange
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.port import Report, Values
 from hdet.replicas.probe import run_probe
-from hdet.replicas.save_point import RankSavePoint
+from hdet.replicas.save_point import RankSavePoint, clear_state
 from hdet.replicas.shards import LocalParts, as_saved, local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.tensors import (
@@ -32,7 +32,6 @@ from hdet.replicas.tensors import (
     moments_of,
     names_of,
     parameters_of,
-    reset_moments,
 )
 from hdet.replicas.warm_start import add_noise
 
@@ -286,7 +285,7 @@ class RankReplicas:
             tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
             self._average_with(self._averager, tensors, excluded, weights)
             if self._moments_rule == "reset":
-                reset_moments(self._optimizer)
+                clear_state(self._optimizer)
             self._has_parted = False
         self._buffers.put_back()
         reshard(self._model)

@@ -19,7 +19,6 @@ __all__ = [
     "moments_of",
     "names_of",
     "parameters_of",
-    "reset_moments",
 ]
 
 
@@ -48,13 +47,6 @@ def moments_of(optimizer: Optimizer) -> list[Tensor]:
         for kept in optimizer.state.get(parameter, {}).values()
         if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == parameter.shape
     ]
-
-
-def reset_moments(optimizer: Optimizer) -> None:
-    """Forget all that the optimizer keeps: it begins anew with its next step."""
-    for parameter in parameters_of(optimizer):
-        if parameter in optimizer.state:
-            del optimizer.state[parameter]
 
 
 class Buffers:
