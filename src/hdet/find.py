@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,21 +13,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import LBFGS, Optimizer
 
+from hdet.core.batches import endless
 from hdet.core.checks import require_count, require_number
 from hdet.core.lr_search import (
     LEAST_STEPS,
-    Answer,
     Ramp,
     Trial,
-    answer,
     lengths,
     next_ramp,
     num_parts,
     ramp_factor,
-    should_lengthen,
-    should_move,
     trial_factors,
     trial_shape,
+    try_out,
 )
 from hdet.errors import NotFiniteError
 from hdet.found_lr import FoundLR, set_rate
@@ -180,7 +178,7 @@ class _Search:
         self._equal_group = _equal_group(everyone, self._weights)
         self._start, self._generators = self._copy(), generator_states()
         self._moments: dict[Tensor, Any] | None = None  # of the user's optimizer, once the search has begun
-        self._batches = _endless(batches)
+        self._batches = endless(batches)
         self._ahead = [next(self._batches)]  # its size tells how many trials there can be
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
@@ -235,38 +233,16 @@ class _Search:
                 "data and the model"
             )
         seen, lead, weights = self._ramp()
-        num_steps, trial_steps = len(seen), self._sizes.trial
-        trials: list[Trial] = []
-        while True:
-            trials += self._trials(lead, weights, trial_steps)
-            num_steps += trial_steps * self._sizes.num_turns
-            if should_move(trials, num_steps, self._total_steps):
-                lead *= 10
-            elif should_lengthen(trials, first_score, num_steps, self._total_steps):
-                trials, trial_steps = [], 2 * trial_steps
-            else:
-                break
-        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial)
-        return self._result(found, seen, trials, num_steps)
-
-    def _result(
-        self, found: Answer, seen: Sequence[tuple[float, float]], trials: Sequence[Trial], num_steps: int
-    ) -> FoundLR:
-        asked, reason = self._asked, found.reason
-        num_bad = int(sum(self._of_all(float(self._num_bad))))
-        if num_bad:
-            reason += f"; {num_bad} batches whose loss is not finite were left out"
-        shown = next(lr for lr in asked if lr)
-        return FoundLR(
-            lr=[found.factor * lr for lr in asked],
-            low=[found.low * lr for lr in asked],
-            high=[found.high * lr for lr in asked],
-            asked=list(asked),
-            reason=reason,
-            ramp=[(shown * factor, loss) for factor, loss in seen],
-            trials=[(shown * trial.factor, trial.score) for trial in trials],
-            num_steps=num_steps,
+        found, trials, num_steps = try_out(
+            lambda lead, trial_steps: self._trials(lead, weights, trial_steps),
+            lead,
+            first_score=first_score,
+            sizes=self._sizes,
+            ramp_steps=len(seen),
+            total_steps=self._total_steps,
         )
+        num_bad = int(sum(self._of_all(float(self._num_bad))))
+        return FoundLR.of(found, self._asked, seen=seen, trials=trials, num_steps=num_steps, num_bad=num_bad)
 
     # --- the two stages ------------------------------------------------------------------------------
 
@@ -441,19 +417,6 @@ class _Search:
 
     def _next(self) -> Any:
         return self._ahead.pop() if self._ahead else next(self._batches)
-
-
-def _endless(batches: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        is_empty = True
-        for batch in batches:
-            is_empty = False
-            yield batch
-        if is_empty:
-            raise ValueError(
-                "batches must have at least one batch, or be able to start over, but it ended: pass the "
-                "DataLoader itself instead of an iterator over it"
-            )
 
 
 def _fields_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -6,21 +6,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-
+from hdet.core.lr_search import Answer, Trial
 from hdet.errors import HdetError
-from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RoundRecord, SearchRecord
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["FoundLR", "set_rate"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundLR:
-    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group."""
+    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
+
+    What ``hdet.jax.find_lr`` found is the same. There the entries are for the learning rates of ``tx``.
+    """
 
     lr: list[float]
     """The peak learning rates to train with."""
@@ -38,6 +41,42 @@ class FoundLR:
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
     """How many steps the search took. All trials at the same time count as one."""
+
+    @classmethod
+    def of(
+        cls,
+        found: Answer,
+        asked: Sequence[float],
+        *,
+        seen: Sequence[tuple[float, float]],
+        trials: Sequence[Trial],
+        num_steps: int,
+        num_bad: int,
+    ) -> FoundLR:
+        """An answer, which is a factor, in learning rates.
+
+        Args:
+            found: the answer.
+            asked: what the optimizer had.
+            seen: factor and loss for each step of the ramp.
+            trials: the last ones.
+            num_steps: that the search took.
+            num_bad: batches whose loss was not finite.
+        """
+        reason = found.reason
+        if num_bad:
+            reason += f"; {num_bad} batches whose loss is not finite were left out"
+        shown = next(lr for lr in asked if lr)
+        return cls(
+            lr=[found.factor * lr for lr in asked],
+            low=[found.low * lr for lr in asked],
+            high=[found.high * lr for lr in asked],
+            asked=list(asked),
+            reason=reason,
+            ramp=[(shown * factor, loss) for factor, loss in seen],
+            trials=[(shown * trial.factor, trial.score) for trial in trials],
+            num_steps=num_steps,
+        )
 
     @property
     def expected_loss(self) -> float | None:
@@ -72,6 +111,8 @@ class FoundLR:
 
     def write(self, optimizer: Optimizer) -> None:
         """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
+        from hdet.replicas.wrapped import plain_optimizer  # imports torch, which hdet.jax does without
+
         optimizer = plain_optimizer(optimizer)
         if len(optimizer.param_groups) != len(self.lr):
             raise ValueError(
@@ -116,7 +157,7 @@ class FoundLR:
 
 def set_rate(group: dict[str, Any], lr: float) -> None:
     """Write a learning rate into a parameter group, in place where it is a tensor."""
-    if isinstance(group["lr"], Tensor):
+    if hasattr(group["lr"], "fill_"):
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr

@@ -10,7 +10,7 @@ r"""The search of :func:`hdet.find_lr`: a ramp, a few short trials, and the user
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hdet.core.shape import one_cycle
@@ -30,6 +30,7 @@ __all__ = [
     "soft_minimum",
     "trial_factors",
     "trial_shape",
+    "try_out",
     "weigh",
 ]
 
@@ -211,6 +212,46 @@ class Answer:
     """What the trials alone say; None if they say nothing."""
     reason: str
     """How it came about, in words."""
+
+
+def try_out(
+    make_trials: Callable[[float, int], list[Trial]],
+    lead: float,
+    *,
+    first_score: float,
+    sizes: Lengths,
+    ramp_steps: int,
+    total_steps: int,
+) -> tuple[Answer, list[Trial], int]:
+    """Make trials until they tell; the answer, the trials that it rests on, and the steps of the search.
+
+    Args:
+        make_trials: makes the trials of ``trial_factors(lead, ...)``, each of so many steps.
+        lead: the factor of the ramp's lowest loss.
+        first_score: the score of the untrained weights.
+        sizes: of the search.
+        ramp_steps: that the ramp took.
+        total_steps: length of the run.
+
+    >>> def best_is_20(lead, num_steps):
+    ...     return [Trial(f, 1 + abs(math.log(f / 20))) for f in trial_factors(lead, 8)]
+    >>> found, trials, num_steps = try_out(
+    ...     best_is_20, 10.0, first_score=9.0, sizes=lengths(1000, 8), ramp_steps=30, total_steps=1000)
+    >>> 10 < found.factor < 25, len(trials), num_steps  # higher ones were tried too
+    (True, 16, 110)
+    """
+    trials: list[Trial] = []
+    num_steps, trial_steps = ramp_steps, sizes.trial
+    while True:
+        trials += make_trials(lead, trial_steps)
+        num_steps += trial_steps * sizes.num_turns
+        if should_move(trials, num_steps, total_steps):
+            lead *= 10
+        elif should_lengthen(trials, first_score, num_steps, total_steps):
+            trials, trial_steps = [], 2 * trial_steps
+        else:
+            break
+    return answer(trials, first_score, lengthened=trial_steps / sizes.trial), trials, num_steps
 
 
 def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
