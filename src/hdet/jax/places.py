@@ -1,0 +1,132 @@
+"""Places: where trials are made at the same time, over the devices that hold copies of the parameters."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[reportMissingImports]
+
+__all__ = ["Places", "size_of", "split"]
+
+
+class Places:
+    """The axes of a mesh on which every device has all that a parameter is, so that trials can differ there.
+
+    Parameters that lie on one device have no such axis. Those that are sharded over one axis of two have the
+    other one.
+
+    Args:
+        params: the parameters.
+    """
+
+    def __init__(self, params: Any) -> None:
+        shardings = [leaf.sharding for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+        named = [s for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
+        self._mesh = _automatic(named[0].mesh) if named else None
+        taken = {axis for sharding in named for part in sharding.spec for axis in _names(part)}
+        mesh = self._mesh
+        self._axes = () if mesh is None else tuple(n for n in mesh.axis_names if n not in taken)
+        self.count = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in self._axes)
+        """How many copies of the parameters there are."""
+
+    def put(self, tree: Any) -> Any:
+        """The same arrays on the same devices. How each step is split is then XLA's to decide.
+
+        Without it a mesh of explicit axes would ask the caller's model for the sharding of every product.
+        """
+        mesh = self._mesh
+        if mesh is None:
+            return tree
+
+        def put(leaf: Any) -> Any:
+            sharding = getattr(leaf, "sharding", None)
+            if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+                return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+            return leaf
+
+        return jax.tree.map(put, tree)
+
+    def repeat(self, params: Any, num_rows: int) -> Any:
+        """The parameters once for every trial, as rows that are spread over the devices."""
+
+        def repeat(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *jnp.shape(leaf))), tree)
+
+        if self._mesh is None:
+            return jax.jit(repeat)(params)
+
+        def sharding_of(leaf: Any) -> NamedSharding:
+            sharding = getattr(leaf, "sharding", None)
+            return self._sharding(*(sharding.spec if isinstance(sharding, NamedSharding) else ()))
+
+        return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)
+
+    def spread(self, tree: Any) -> Any:
+        """Inside of jit: the first dimension over the devices."""
+        if self._mesh is None:
+            return tree
+        free = PartitionSpec.UNCONSTRAINED
+        return jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(x, self._sharding(*[free] * (x.ndim - 1))), tree
+        )
+
+    def gather(self, tree: Any) -> Any:
+        """Inside of jit: all of it on every device."""
+        if self._mesh is None:
+            return tree
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), tree)
+
+    def _sharding(self, *others: Any) -> NamedSharding:
+        assert self._mesh is not None
+        return NamedSharding(self._mesh, PartitionSpec(self._axes or None, *others))
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    """The axes that one dimension is sharded over."""
+    if isinstance(part, str):
+        return (part,)
+    return tuple(part) if isinstance(part, tuple) else ()
+
+
+def _automatic(mesh: Mesh) -> Mesh:
+    """The same devices under the same names."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def size_of(batch: Any) -> int:
+    """How many examples a batch has: the first dimension that most of its arrays have, one if none has.
+
+    JAX sorts the keys of a dictionary, so that the first array may be anything.
+
+    >>> size_of({"class_weights": jnp.ones(10), "images": jnp.ones((4, 2)), "labels": jnp.ones(4)})
+    4
+    """
+    counts = Counter(leaf.shape[0] for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf))
+    return max(counts, key=lambda size: (counts[size], size), default=1)
+
+
+def split(batch: Any, num_parts: int) -> tuple[Any, Any]:
+    """Several batches out of one, as rows, and for each array the axis of the rows.
+
+    What has another size than the examples goes to all of them as it is, and has None for an axis. Examples
+    that cannot be shared out evenly are left out.
+
+    >>> parts, axes = split({"x": jnp.arange(5), "weights": jnp.ones(2)}, 2)
+    >>> parts["x"].tolist(), parts["weights"].shape, axes
+    ([[0, 1], [2, 3]], (2,), {'weights': None, 'x': 0})
+    """
+    size = size_of(batch)
+    each = size // num_parts
+    leaves, structure = jax.tree.flatten(batch)
+    are_split = [jnp.ndim(leaf) > 0 and leaf.shape[0] == size for leaf in leaves]
+    parts = [
+        leaf[: num_parts * each].reshape(num_parts, each, *leaf.shape[1:]) if is_split else leaf
+        for leaf, is_split in zip(leaves, are_split, strict=True)
+    ]
+    axes = [0 if is_split else None for is_split in are_split]
+    return structure.unflatten(parts), structure.unflatten(axes)
