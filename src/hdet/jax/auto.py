@@ -19,7 +19,7 @@ __all__ = ["AutoLRState", "auto_lr", "eval_params", "is_auto_lr"]
 class AutoLRState(NamedTuple):
     """What :func:`auto_lr` keeps. It is all that a checkpoint needs."""
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     """Steps so far."""
     peaks: jax.Array
     """The peak learning rates, one for each that the optimizer has."""
@@ -92,7 +92,7 @@ def auto_lr(
         factor = jnp.interp(state.count, jnp.array(knots), jnp.array(factors))
         inner_state = write_rates(state.inner_state, factor * state.peaks)
         updates, inner_state = inner.update(updates, inner_state, params, **extra_args)
-        count = optax.safe_increment(state.count)
+        count = state.count + 1
 
         def take() -> tuple[Any, jax.Array]:
             num_taken = state.num_taken + 1
@@ -105,7 +105,7 @@ def auto_lr(
         mean, num_taken = jax.lax.cond(is_tail, take, lambda: (state.tail_mean, state.num_taken))
         return updates, AutoLRState(count, state.peaks, mean, num_taken, inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def eval_params(state: Any, params: Any) -> Any:

@@ -92,7 +92,8 @@ def find_lr(
                 f"{name} must be a function {name}(params, batch), got {function!r} of type "
                 f"{type(function).__name__}"
             )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+    tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
+    if any(isinstance(leaf, tracer) for leaf in jax.tree.leaves(params)):
         raise TypeError("params must be arrays, got tracers: call find_lr outside of jit, grad and vmap")
     tx = require_transformation(tx)
     state = tx.init(params)
