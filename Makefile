@@ -38,8 +38,11 @@ test-ray: $(DEV_STAMP) ## Test population-based training by Ray Tune, which it i
 	$(PIP) -e '.[ray]'
 	$(BIN)/pytest tests/research/test_pbt_ray.py
 
-test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. A few minutes.
-	$(PIP) torch -e '.[lightning,transformers]' peft
+test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. About twenty minutes.
+	DS_BUILD_OPS=0 $(PIP) torch -e '.[lightning,transformers,torchtitan,ray]' \
+		peft deepspeed torchft pytorch-ignite skorch keras fastcore fastdownload fastprogress fasttransform
+	$(PIP) --no-deps fastai  # it and timm ask for torchvision, whose wheel does not load beside a CPU build of torch
+	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	$(BIN)/pytest tests/integrations
 
 test-jax: $(DEV_STAMP) ## Test hdet.jax on eight virtual devices. Installs jax and optax. A few minutes.

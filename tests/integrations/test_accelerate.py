@@ -186,24 +186,3 @@ def test_the_example_of_the_trainer(tmp_path):
     shown = run_example("transformers_trainer.py", tmp_path)
     assert "found: learning rate" in shown
     assert float(re.findall(r"held-out loss: (\S+)", shown)[0]) < 2.8
-
-
-def snippets():
-    page = (ROOT / "docs/integrations.md").read_text()
-    return dict(re.findall(r"<!-- run with (\w+) -->\n```python\n(.*?)```", page, re.DOTALL))
-
-
-def test_the_snippet_of_accelerate():
-    model, optimizer, loader = parts()
-    names = {"model": model, "optimizer": optimizer, "loader": loader, "loss_of": loss_of, "epochs": 1}
-    exec(snippets()["accelerate"], names)
-    assert names["auto"].num_steps == STEPS
-
-
-def test_the_snippet_of_transformers(tmp_path):
-    pytest.importorskip("transformers")
-    from tests.integrations.trainer_runs import tiny_data, tiny_model, tiny_trainer
-
-    names = {"model": tiny_model(), "args": tiny_trainer(tmp_path).args, "data": tiny_data()}
-    exec(snippets()["transformers"], names)
-    assert names["callback"].auto.num_steps == STEPS

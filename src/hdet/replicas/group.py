@@ -99,8 +99,12 @@ class ReplicaGroup:
         return cls(index, dist.get_world_size(group), group)
 
     @classmethod
-    def of_axis(cls, axis: Any) -> ReplicaGroup:
-        """The replicas along one axis of a DeviceMesh; along its other axes lie the parts of a replica."""
+    def of_axis(cls, axis: Any, parameters: Sequence[object] = ()) -> ReplicaGroup:
+        """The replicas along one axis of a DeviceMesh; along its other axes lie the parts of a replica.
+
+        An axis of a mesh that was unflattened, as torchtitan's are, does not know the others. The parameters
+        then do.
+        """
         if axis.ndim != 1:
             raise ValueError(
                 f"replicas must be one axis of a mesh, got a mesh of {axis.ndim} axes: pass the axis along "
@@ -108,6 +112,15 @@ class ReplicaGroup:
             )
         root = _root_of(axis)
         (name,) = axis.mesh_dim_names or (None,)
+        if name not in (root.mesh_dim_names or ()):
+            meshes = [p.device_mesh for p in parameters if is_sharded(p)]  # pyright: ignore[reportAttributeAccessIssue]
+            known = [mesh for mesh in meshes if name in (mesh.mesh_dim_names or ())]
+            if not known:
+                raise ValueError(
+                    f"replicas must be an axis of the parameters' mesh, got {axis} with parameters on "
+                    f"{meshes[0] if meshes else 'none'}: pass the axis along which the model is replicated"
+                )
+            root = max(known, key=lambda mesh: mesh.ndim)
         names = root.mesh_dim_names or ()
         others = [root.get_group(other) for other in names if other != name]
         group = axis.get_group()
@@ -117,7 +130,7 @@ class ReplicaGroup:
     def of_parameters(cls, replicas: Any, parameters: Sequence[object]) -> ReplicaGroup:
         """What the user gave as ``replicas``, for these parameters; raises if a part of them is left over."""
         if hasattr(replicas, "mesh_dim_names"):
-            return cls.of_axis(replicas)
+            return cls.of_axis(replicas, parameters)
         if isinstance(replicas, ReplicaGroup):
             return replicas
         meshes = {id(p.device_mesh): p.device_mesh for p in parameters if is_sharded(p)}  # pyright: ignore[reportAttributeAccessIssue]
