@@ -54,31 +54,36 @@ def deepspeed(folder: Path) -> tuple[dict[str, Any], list[Any], bool]:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled now
     deepspeed.init_distributed("gloo")
     names = task() | {"deepspeed": deepspeed, "loader": own_loader()}
-    names["config"] = {"train_micro_batch_size_per_gpu": BATCH // 2, "gradient_accumulation_steps": 1}
+    names["config"] = {
+        "train_micro_batch_size_per_gpu": BATCH // 2,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # it is 1.0 otherwise
+    }
     exec(snippet("deepspeed"), names)
     return names, list(names["loader"]), _resumes(deepspeed, names, folder / "deepspeed")
 
 
 def _resumes(deepspeed: Any, done: dict[str, Any], folder: Path) -> bool:
-    """Whether a run that is saved and loaded by DeepSpeed ends as the one that was not."""
-    batches = list(done["loader"]) * EPOCHS
-    found, ends = done["found"], []
+    """Whether a run that accumulates, is saved, and goes on ends as the one that was not interrupted."""
+    config = done["config"] | {"gradient_accumulation_steps": 2}
+    batches = list(done["loader"]) * EPOCHS * 2
+    ends = []
     for is_second in (False, True):
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=done["config"])
-        auto = hdet.AutoLR(
-            optimizer, total_steps=STEPS, model=model, found=None if is_second else found, sync_every=7
-        )
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        found = None if is_second else done["found"]
+        auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found, sync_every=7)
         engine.lr_scheduler = auto
         if is_second:
             engine.load_checkpoint(str(folder))
-        for batch in batches[SAVED_AT if is_second else 0 :]:
-            loss = loss_of(engine, batch)
+        for i in range(2 * SAVED_AT if is_second else 0, 2 * STEPS):
+            loss = loss_of(engine, batches[i])
             engine.backward(loss)
             auto.observe(loss)
             engine.step()
-            if auto.num_steps == SAVED_AT and not is_second:
+            assert auto.num_steps == (i + 1) // 2
+            if i + 1 == 2 * SAVED_AT:
                 auto.converge()
                 engine.save_checkpoint(str(folder))
         ends.append(weights(model))
