@@ -272,9 +272,9 @@ def test_ignite_accumulates_saves_and_loads(tmp_path):
         auto = hdet.AutoLR(optimizer, total_steps=TOTAL_STEPS, model=model, found=found, sync_every=7)
         trainer = engines.create_supervised_trainer(model, optimizer, mse_loss, gradient_accumulation_steps=2)
         everything = {"model": model, "optimizer": optimizer, "auto": auto, "trainer": trainer}
-        trainer.add_event_handler(
-            engines.Events.ITERATION_COMPLETED, lambda engine, auto=auto: auto.step(engine.state.output)
-        )
+        done = engines.Events.ITERATION_COMPLETED
+        trainer.add_event_handler(done, lambda engine, auto=auto: auto.observe(engine.state.output))
+        trainer.add_event_handler(done(every=2), lambda engine, auto=auto: auto.step())
         if is_second:
             handlers.Checkpoint.load_objects(everything, torch.load(path, weights_only=True))
         else:
