@@ -399,6 +399,17 @@ class Ensemble:
         self.replicas.share_gradients(True)
 
     @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the block the model holds the mean of the tail so far: for an evaluation before the end.
+
+        Before the tail, and after its end, the block changes nothing. It needs one more copy of the
+        parameters. Converges first. Collective. Do not train or save within it.
+        """
+        self.converge()
+        with self._tail.in_place():
+            yield
+
+    @contextmanager
     def base_values(self) -> Iterator[None]:
         """Within the block, this replica uses the shared values."""
         with self._values.at_base():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -158,6 +159,25 @@ class Tail:
             return []
         self._mean.fit(self._replicas.weights())
         return self._mean.mean
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the weights are the mean so far, if there is one. Collective where it is split."""
+        mean = self._mean
+        if mean is None or not mean.num_taken:
+            yield
+            return
+        weights = self._replicas.weights()
+        last = [w.detach().clone() for w in weights]
+        try:
+            mean.put(weights)
+            self._replicas.weights_written()
+            yield
+        finally:
+            with torch.no_grad():
+                for w, kept in zip(weights, last, strict=True):
+                    w.copy_(kept)
+            self._replicas.weights_written()
 
     def finish(self, num_steps: int) -> int:
         """After the last step and its sync; the number of steps that the weights now are the mean of."""

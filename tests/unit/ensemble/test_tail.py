@@ -134,3 +134,22 @@ def test_bad_arguments() -> None:
         build(average_tail=1)
     with pytest.raises(ValueError, match="total_steps must be given to average the tail of the run"):
         build(total_steps=None, average_tail=0.1)
+
+
+@pytest.mark.parametrize("num_steps", [4, 8, 10], ids=["before the tail", "within it", "after the end"])
+def test_an_evaluation_before_the_end_sees_the_mean_so_far(num_steps: int) -> None:
+    model, optimizer, ensemble = build(average_tail=0.5)
+    states = train(model, optimizer, ensemble, range(num_steps))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    tail = states[5:] if num_steps == 8 else []
+    with pytest.raises(KeyboardInterrupt), ensemble.averaged():
+        for name, p in model.named_parameters():
+            mean = torch.stack([state[name] for state in tail]).mean(dim=0) if tail else before[name]
+            torch.testing.assert_close(p.detach(), mean)
+        raise KeyboardInterrupt
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+    plain, plain_optimizer, plain_ensemble = build(average_tail=0.5)
+    train(plain, plain_optimizer, plain_ensemble, range(10))
+    train(model, optimizer, ensemble, range(num_steps, 10))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
