@@ -296,8 +296,9 @@ def test_the_example_of_ray_on_two_workers(is_local, tmp_path):
     pytest.importorskip("ray.train")
     script = "tests/integrations/ray_local_run.py" if is_local else "examples/ray_train.py"
     shown = run_script(script, num_ranks=2 if is_local else 1, cwd=tmp_path)
-    assert float(re.findall(r"last loss: (\S+)", shown)[0]) < 0.1
-    assert max(map(int, re.findall(r"rounds of the last epoch: (\d+)", shown))) > 5  # of the first worker
+    shown_found = set(re.findall(r"found: (\S+),", shown))
+    assert len(shown_found) == 1 and float(shown_found.pop()) > 1e-3
+    assert max(map(int, re.findall(r"rounds: (\d+)", shown))) > 20  # those of the first worker
 
 
 # --- wrong use ---------------------------------------------------------------------------------------------
