@@ -325,3 +325,16 @@ def test_a_run_with_what_was_found_resumes_bit_for_bit(tmp_path):
     auto.load_state_dict(state["auto"])
     train_with(again, optimizer, auto, 150, 300)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_an_optimizer_that_makes_its_state_when_it_is_built():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=1e-2, initial_accumulator_value=0.1)
+    batches = [torch.randn(8, 3) for _ in range(10)]
+    kept = optimizer.state[model.weight]["sum"]
+    hdet.find_lr(
+        model, optimizer, batches, lambda m, x: (m(x) - x.sum(1, True)).square().mean(), total_steps=60
+    )
+    assert optimizer.state[model.weight]["sum"] is kept
+    assert torch.equal(kept, torch.full_like(kept, 0.1))
