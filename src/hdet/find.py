@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ from hdet.core.lr_search import (
 from hdet.errors import NotFiniteError
 from hdet.found_lr import FoundLR, set_rate
 from hdet.replicas.average import Averager
+from hdet.replicas.batch_norm import own_statistics
 from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
@@ -135,7 +137,9 @@ def find_lr(
     require_same_settings(everyone, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
     search = _Search(module, optimizer, batches, loss, probe, clip_norm, everyone, asked, total_steps)
     try:
-        found = search.run()
+        # A sharded model makes every step on all ranks together. Otherwise a trial belongs to one rank.
+        with nullcontext() if everyone.within else own_statistics(module):
+            found = search.run()
     except BaseException:
         search.put_back(after_error=True)
         raise

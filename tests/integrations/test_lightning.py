@@ -9,7 +9,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -243,19 +243,6 @@ class Manual(Net):
 def test_wrong_use_names_the_remedy(module, arguments, batches, message):
     with pytest.raises((hdet.HdetError, ValueError), match=message):
         trainer_of(LearningRateSearch(), **arguments).fit(module(), batches())
-
-
-def test_batch_statistics_of_all_ranks_are_refused():
-    module = Net()
-    module.norm = nn.SyncBatchNorm(4)
-    trainer = trainer_of(LearningRateSearch())
-    trainer.fit_loop.max_epochs = 0
-    trainer.fit(module, loader())
-    with (
-        patch.object(lightning.Trainer, "world_size", 2),
-        pytest.raises(hdet.HdetError, match="sync_batchnorm must be off"),
-    ):
-        integration._check(trainer, module)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):

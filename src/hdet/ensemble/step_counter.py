@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hdet.errors import HdetError
 
 __all__ = ["StepCounter"]
@@ -13,11 +15,16 @@ _MOST_BEFORE_THE_FIRST_CALL = 4
 class StepCounter:
     """Sees the optimizer step, and tells which calls count.
 
-    Until the first step of the optimizer is seen, every call counts, so that a schedule can be looked at
-    without training.
+    Until the first step of the optimizer is seen, every call without gradients counts, so that a schedule can
+    be looked at without training. With gradients it is a step that was skipped: a gradient scaler begins with
+    a scale that is too large.
+
+    Args:
+        has_gradients: whether any parameter has a gradient.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_gradients: Callable[[], bool]) -> None:
+        self._has_gradients = has_gradients
         self.has_seen_steps = False
         """Whether the optimizer was ever seen to step."""
         self.has_moved = True
@@ -38,4 +45,4 @@ class StepCounter:
     def takes_call(self) -> bool:
         """Whether the optimizer has stepped since the last call."""
         has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
-        return has_stepped or not self.has_seen_steps
+        return has_stepped or not (self.has_seen_steps or self._has_gradients())

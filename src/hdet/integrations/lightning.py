@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
@@ -215,11 +215,6 @@ def _check(trainer: Any, module: Any) -> None:
         raise HdetError(
             "training_step must take a batch, got dataloader_iter: a trial then has no batches of its own. "
             "Write training_step(self, batch, batch_idx)"
-        )
-    if trainer.world_size > 1 and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
-        raise HdetError(
-            "sync_batchnorm must be off, got a SyncBatchNorm: ranks make different trials, and would wait "
-            "for each other. Use BatchNorm or GroupNorm"
         )
 
 
