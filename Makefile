@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean test-jax memory
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean test-jax memory test-large
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -48,6 +48,9 @@ test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, w
 test-jax: $(DEV_STAMP) ## Test hdet.jax on eight virtual devices. Installs jax and optax. A few minutes.
 	$(PIP) torch -e '.[jax]'
 	$(BIN)/pytest tests/jax tests/unit/test_jax.py tests/unit/test_documentation.py src/hdet/jax
+
+test-large: $(DEV_STAMP) ## Whole runs of sharded models on four ranks against one process. Several minutes.
+	$(BIN)/pytest -m large
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
 	$(BIN)/python -m tests.soak

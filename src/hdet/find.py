@@ -48,7 +48,7 @@ from hdet.replicas.save_point import (
 )
 from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.sliced import ALONE
-from hdet.replicas.supported import require_supported
+from hdet.replicas.supported import require_supported, require_whole_optimizer
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import optimizer_layers, without_ddp
@@ -122,6 +122,7 @@ def find_lr(
         optimizer = layers[-1]
         require_free(optimizer)
         require_supported(layers, model)
+        require_whole_optimizer(layers)
         module = without_ddp(model)
         asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
         for value in asked:

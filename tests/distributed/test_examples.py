@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,36 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     script = "\n".join(code).replace("%matplotlib inline", "").replace("STEPS = 1000", "STEPS = 60")
     exec(compile(script, "find_lr.ipynb", "exec"), {})
+
+
+SHARDING = """\
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+torch.manual_seed(0)
+"""
+
+
+def test_the_first_snippet_of_the_readme_with_fully_shard(tmp_path):
+    """What a sharded model adds to it: a mesh, fully_shard, and the axis of the replicas."""
+    snippet = re.search(
+        r"<!-- run this -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert snippet is not None
+    imports, *lines = snippet[1].replace("1000", "100").splitlines()
+    model = next(line for line in lines if line.startswith("model = "))
+    lines.insert(lines.index(model) + 1, "fully_shard(model, mesh=mesh)")
+    script = "\n".join(
+        [imports, SHARDING, *lines, "print(auto.summary())", "dist.destroy_process_group()", ""]
+    )
+    script, num_calls = re.subn(
+        r"(hdet\.(?:find_lr|AutoLR)\(.*)\)$", r'\1, replicas=mesh["replicate"])', script, flags=re.MULTILINE
+    )
+    assert num_calls == 2
+    (tmp_path / "snippet.py").write_text(script)
+    shown = run(str(tmp_path / "snippet.py"), ranks=4, cwd=tmp_path)
+    assert shown.count("step 100 of 100, 2 replicas") == 4
+    assert len({line for line in shown.splitlines() if line.startswith("learning rate")}) == 1

@@ -214,7 +214,7 @@ def _refused(rank, what):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told = _message((TypeError, ValueError), lambda: hdet.Ensemble(optimizer, **settings))
-        if what in ("fsdp2", "fsdp1", "zero"):
+        if what == "fsdp1":
 
             def search():
                 hdet.find_lr(settings["model"], optimizer, [], lambda m, b: m(b), total_steps=100)

@@ -17,7 +17,7 @@ from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 from hdet.replicas.claims import require_free
 from hdet.replicas.supported import require_supported
-from hdet.replicas.wrapped import plain_optimizer
+from hdet.replicas.wrapped import partitioning_layer, plain_optimizer
 from hdet.telemetry import RecordSink
 
 __all__ = ["check_arguments", "check_replicas"]
@@ -133,11 +133,27 @@ def _check_merge(
 
 
 def check_replicas(
-    layers: Sequence[Optimizer], replicas: Replicas, values: ExploredValues, *, gradients: str
+    layers: Sequence[Optimizer],
+    model: nn.Module | None,
+    replicas: Replicas,
+    values: ExploredValues,
+    *,
+    gradients: str,
 ) -> None:
     """Raise for optimizers that do not go with replicas that differ."""
+    kind = partitioning_layer(layers)
+    if kind is not None and model is None:
+        raise ValueError(
+            f"model must be given with a {kind}, got None: the optimizer holds a part of the parameters only"
+        )
     if not ((values.explores or gradients == "local") and replicas.has_others):
         return
+    if kind is not None:
+        raise TypeError(
+            f"optimizer must step all parameters in every process where replicas differ, got a {kind}: each "
+            "rank steps its part with its own learning rate and sends it to the others. Set every spread to "
+            "0 and share gradients, or use a plain optimizer"
+        )
     if isinstance(layers[-1], LBFGS):
         raise TypeError(
             "optimizer must make one step per call where replicas differ, got LBFGS: replicas would evaluate "

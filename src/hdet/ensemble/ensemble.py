@@ -191,7 +191,9 @@ class Ensemble:
             if not isinstance(replicas, Replicas):
                 if is_local:
                     require_local_gradients(group, parameters_of(optimizer), model)
-                replicas = RankReplicas(group, optimizer, model, probe=probe, bucket_mib=bucket_mib)
+                replicas = RankReplicas(
+                    group, optimizer, model, probe=probe, bucket_mib=bucket_mib, layers=layers
+                )
             self.replicas: Replicas = replicas
             self._values = values = ExploredValues(explore, optimizer)
             self._peaks = peaks_of(values.learning_rates, optimizer)
@@ -206,7 +208,7 @@ class Ensemble:
                 warn=self._warn,
             )
             """What moves the shared values."""
-            check_replicas(layers, replicas, values, gradients=gradients)
+            check_replicas(layers, model, replicas, values, gradients=gradients)
             self._tail = Tail(
                 replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
             )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hdet.core.majority import largest_agreement
 from hdet.errors import HdetWarning, ReplicasDifferError
+from hdet.replicas.exchange import exchange_within
 from hdet.replicas.group import ReplicaGroup
 
 __all__ = ["Equality", "Verdict"]
@@ -125,7 +126,8 @@ class Equality:
     ) -> tuple[float, str]:
         """The largest distance of a finite replica from their mean, and where it is. Collective.
 
-        It is called only where checksums differ, so it takes its time: a collective for each tensor.
+        It is called only where checksums differ, so it takes its time: a collective for each tensor. Of a
+        replica that spans several processes, all get the largest distance of any.
         """
         is_finite = are_finite[self._group.index]
         apart = []
@@ -144,7 +146,9 @@ class Equality:
         shown = ", ".join(
             f"{name} by {share:.2g} of its size" for share, name in found[:_MOST_NAMES] if share > 0
         )
-        return found[0][0], shown
+        here = max(largest.tolist(), default=0.0)
+        anywhere = max(row[0] for row in exchange_within(self._group, [here]))
+        return anywhere, shown or f"another part of the replica by {anywhere:.2g} of its size"
 
 
 def _named(replicas: set[int] | list[int]) -> str:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import local_part, sharded_like
-from hdet.replicas.tensors import averaged_tensors
+from hdet.replicas.tensors import averaged_tensors, parameters_of
 
 __all__ = ["heal"]
 
@@ -20,7 +20,7 @@ __all__ = ["heal"]
 @torch.no_grad()
 def heal(
     group: ReplicaGroup,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     model: nn.Module | None,
     *,
     receivers: Collection[int],
@@ -34,7 +34,7 @@ def heal(
 
     Args:
         group: who takes part.
-        optimizer: its parameters and its state.
+        optimizer: its parameters and its state; None where each rank keeps a part of the state.
         model: its other parameters and its buffers.
         receivers: who gets the copies.
         donor: where they come from.
@@ -46,7 +46,9 @@ def heal(
         found.update((id(tensor), tensor) for tensor in [*model.parameters(), *model.buffers()])
     for tensor in [*found.values(), *like_weights]:
         sender.send(local_part(tensor))
-    parameters = [p for param_group in optimizer.param_groups for p in param_group["params"]]
+    if optimizer is None:
+        return
+    parameters = parameters_of(optimizer)
     # What an optimizer keeps may differ in form as well: a replica may have skipped its first step.
     layout = sender.send_object([_layout(optimizer.state.get(p, {})) for p in parameters])
     for parameter, entries in zip(parameters, layout, strict=True):

@@ -34,6 +34,7 @@ from hdet.replicas.tensors import (
     parameters_of,
 )
 from hdet.replicas.warm_start import add_noise
+from hdet.replicas.wrapped import partitioning_layer, refresh_masters, state_owner
 
 __all__ = ["RankReplicas"]
 
@@ -51,6 +52,8 @@ class RankReplicas:
         model: adds its floating-point buffers and its other trainable parameters to what is averaged.
         probe: the loss of this replica on a batch that is the same for all.
         bucket_mib: buffer size for averaging, in MiB.
+        layers: what the optimizer is wrapped in. Where one of them keeps a part of the optimizer's state on
+            each rank (ZeRO), replicas are whole but for that: moments are neither averaged nor healed.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class RankReplicas:
         *,
         probe: Callable[[], Tensor | float] | None,
         bucket_mib: float,
+        layers: Sequence[Any] = (),
     ) -> None:
         self.count, self.index, self.has_others = group.count, group.index, group.communicates
         self.is_writer, self.has_probe = group.is_writer, probe is not None
@@ -77,6 +81,7 @@ class RankReplicas:
         self._has_trained_alone = self._is_known_to_part = False
         self._gradient_norm: Tensor | None = None
         self._moments_rule, self._explores = "keep", False
+        self._layers, self._partitioned_by = layers, partitioning_layer(layers)
         self._weights, self._moments = LocalParts(), LocalParts()
         self._has_parted = False  # whether replicas may differ though nothing is explored
         self._hooks: list[Any] = []
@@ -119,6 +124,8 @@ class RankReplicas:
         if self.has_others:  # a warm start makes them differ from the beginning
             sums = exchange(self._group, [self._joined_checksum(self.weights())])
             self._has_parted = len({row[0] for row in sums}) > 1
+            if self._has_parted:
+                self._require_whole("start from the same parameters")
 
         def stepped(optimizer: Optimizer, *_: Any) -> None:
             if is_dry_step(optimizer):
@@ -133,6 +140,14 @@ class RankReplicas:
 
         self._hooks = [self._optimizer.register_step_post_hook(stepped)]
         return not self._has_parted
+
+    def _require_whole(self, must: str) -> None:
+        if self._partitioned_by is not None:
+            raise ValueError(
+                f"all replicas must {must} with a {self._partitioned_by}, but they do not: each rank steps "
+                "its part of the parameters and sends it to the others. Leave the noise out, or use a plain "
+                "optimizer"
+            )
 
     def detach(self) -> None:
         """Let go of the optimizer and of the model."""
@@ -246,14 +261,22 @@ class RankReplicas:
         return self._weights.of(self._whole())
 
     def _whole(self) -> list[Tensor]:
-        return averaged_tensors(self._optimizer, self._model)
+        return averaged_tensors(self._whole_optimizer, self._model)
+
+    @property
+    def _whole_optimizer(self) -> Optimizer | None:
+        """The optimizer, unless it holds a part that is another one on each rank."""
+        return self._optimizer if self._partitioned_by is None else None
 
     def _local_moments(self) -> list[Tensor]:
-        return self._moments.of(moments_of(self._optimizer))
+        optimizer = self._whole_optimizer
+        return [] if optimizer is None else self._moments.of(moments_of(optimizer))
 
     def weights_written(self) -> None:
-        """These are the model's own, but for whole parameters that fully_shard may still hold."""
+        """Tell those who keep copies of the weights: fully_shard, and ZeRO of DeepSpeed its masters."""
         reshard(self._model)
+        if self._partitioned_by is not None:
+            refresh_masters(self._layers)
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
         """What a checkpoint holds of tensors laid out as :meth:`weights`."""
@@ -318,7 +341,7 @@ class RankReplicas:
         if self.has_others:
             heal(
                 self._group,
-                self._optimizer,
+                self._whole_optimizer,
                 self._model,
                 receivers=receivers,
                 donor=donor,
@@ -327,6 +350,7 @@ class RankReplicas:
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
+        self._require_whole("keep the same parameters")
         reshard(self._model)
         parameters = self._whole() if self._model is None else list(self._model.parameters())
         add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=self.index)
@@ -338,7 +362,14 @@ class RankReplicas:
 
     def save_point(self, *, on_cpu: bool) -> RankSavePoint:
         """Remember the weights and buffers."""
-        return RankSavePoint(self._optimizer, self._model, self.equal_group(), on_cpu=on_cpu)
+        return RankSavePoint(
+            state_owner(self._optimizer),
+            self._model,
+            self.equal_group(),
+            weights=self.weights(),
+            written=self.weights_written,
+            on_cpu=on_cpu,
+        )
 
 
 def _joined(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hdet.replicas.device import accelerator_module
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.sliced import SlicedCopy
-from hdet.replicas.tensors import averaged_tensors, parameters_of
+from hdet.replicas.tensors import parameters_of
 
 __all__ = [
     "RankSavePoint",
@@ -82,18 +82,26 @@ class RankSavePoint:
     rate that is about to be lowered: after a restore the optimizer begins again.
 
     Args:
-        optimizer: its parameters.
-        model: its other parameters, and its buffers.
+        optimizer: what keeps the moments of this process.
+        model: its buffers.
         group: replicas that hold the same weights, and a part of the copy each.
+        weights: what is trained, the same list on every replica; local parts where a replica is sharded.
+        written: is called after the weights were put back.
         on_cpu: keep the copies in host memory.
     """
 
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module | None, group: ReplicaGroup, *, on_cpu: bool
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None,
+        group: ReplicaGroup,
+        *,
+        weights: Sequence[Tensor],
+        written: Callable[[], None],
+        on_cpu: bool,
     ) -> None:
-        self._optimizer, self._model = optimizer, model
+        self._optimizer, self._written = optimizer, written
         reshard(model)
-        weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
         buffers = [] if model is None else [local_part(buffer) for buffer in model.buffers()]
         self._copy = WeightsCopy(weights, buffers, group, device="cpu" if on_cpu else None)
 
@@ -106,7 +114,7 @@ class RankSavePoint:
         clear_state(self._optimizer)
         for parameter in parameters_of(self._optimizer):
             parameter.grad = None
-        reshard(self._model)
+        self._written()
 
 
 @torch.no_grad()

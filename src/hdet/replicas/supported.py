@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from hdet.replicas.wrapped import is_a
+from hdet.replicas.wrapped import is_a, partitioning_layer
 
-__all__ = ["require_supported"]
+__all__ = ["require_supported", "require_whole_optimizer"]
 
-_SHARDED_OPTIMIZERS = (
-    "ZeroRedundancyOptimizer",
-    "OSS",
-    "DeepSpeedZeroOptimizer",
-    "DeepSpeedZeroOptimizer_Stage3",
-)
+_REFUSED_OPTIMIZERS = {
+    "OSS": "it was not tried. Use torch's ZeroRedundancyOptimizer",
+    "BF16_Optimizer": 'its masters were not tried. Set "zero_optimization" without "bf16"',
+    "DeepSpeedZeroOptimizer_Stage3": "no rank holds the parameters. Use ZeRO stage 1 or 2, or fully_shard",
+}
 
 
 def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> None:
@@ -36,12 +35,9 @@ def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> N
                     "DistributedDataParallel and a plain optimizer"
                 )
     for layer in layers:
-        for kind in _SHARDED_OPTIMIZERS:
+        for kind, why in _REFUSED_OPTIMIZERS.items():
             if is_a(layer, kind):
-                raise TypeError(
-                    f"optimizer must step all parameters in every process, got a {kind}: each rank steps its "
-                    "part with its own learning rate and sends it to the others. Use a plain optimizer"
-                )
+                raise TypeError(f"optimizer must be one that hdet knows, got a {kind}: {why}")
     held = {id(p): p for group in layers[-1].param_groups for p in group["params"]}
     of_model = {} if model is None else {id(p): p for p in model.parameters()}
     if any(is_a(module, "FullyShardedDataParallel") for module in modules):
@@ -49,9 +45,22 @@ def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> N
             "model must hold whole parameters in every process, got a FullyShardedDataParallel: each rank "
             "holds another shard behind one parameter. Use fully_shard, or DistributedDataParallel"
         )
+    if partitioning_layer(layers) is not None:  # what it trains may be parts that it has cut out itself
+        return
     if of_model and not held.keys() & of_model.keys():
         raise ValueError(
             "model must have parameters that the optimizer trains, got a "
             f"{type(model).__name__} that shares none with it: build the optimizer from model.parameters(), "
             "after the model was moved or wrapped"
+        )
+
+
+def require_whole_optimizer(layers: Sequence[Optimizer]) -> None:
+    """Raise where a rank steps a part of the parameters: trials of different ranks would be mixed."""
+    kind = partitioning_layer(layers)
+    if kind is not None:
+        raise TypeError(
+            f"optimizer must step all parameters in every process while ranks make different trials, got a "
+            f"{kind}: each rank steps its part with its own learning rate and sends it to the others. Search "
+            f"with a plain optimizer, then build the {kind} and give AutoLR what was found"
         )

@@ -28,11 +28,9 @@ def parameters_of(optimizer: object) -> list[Tensor]:
     return [p for group in groups for p in group["params"]]
 
 
-def averaged_tensors(optimizer: Optimizer, model: nn.Module | None) -> list[Tensor]:
+def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> list[Tensor]:
     """Parameters of the optimizer and trainable parameters of the model."""
-    found: dict[int, Tensor] = {}
-    for group in optimizer.param_groups:
-        found.update((id(p), p) for p in group["params"])
+    found = {id(p): p for p in parameters_of(optimizer)}
     if model is not None:
         found.update((id(p), p) for p in model.parameters() if p.requires_grad)
     return list(found.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["is_a", "optimizer_layers", "plain_model", "plain_optimizer", "plain_scheduler", "without_ddp"]
+__all__ = [
+    "is_a",
+    "optimizer_layers",
+    "partitioning_layer",
+    "plain_model",
+    "plain_optimizer",
+    "plain_scheduler",
+    "refresh_masters",
+    "state_owner",
+    "without_ddp",
+]
+
+_COPIES_ITS_GROUPS = "ZeroRedundancyOptimizer"
+"""Before each step it copies its own groups into the optimizer that it holds: values are written to it."""
 
 
 def optimizer_layers(optimizer: object) -> list[Optimizer]:
@@ -18,7 +32,7 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
     Accelerate's AcceleratedOptimizer and others hold the real one as ``optimizer`` or ``optim``.
     """
     layers: list[Any] = [optimizer]
-    while True:
+    while not is_a(layers[-1], _COPIES_ITS_GROUPS):
         held = [getattr(layers[-1], name, None) for name in ("optimizer", "optim")]
         inner = next((h for h in held if isinstance(h, Optimizer) and h not in layers), None)
         if inner is None:
@@ -34,7 +48,7 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
             f"optimizer must call torch.optim.Optimizer.__init__, got a {type(last).__name__} that does not: "
             "its steps could not be seen. Call super().__init__ in its constructor, or pass the inner one"
         )
-    for name, held in vars(last).items():
+    for name, held in [] if is_a(last, _COPIES_ITS_GROUPS) else vars(last).items():
         if isinstance(held, Optimizer) and not _share_groups(last, held):
             raise ValueError(
                 f"optimizer must share its param_groups with the one that it holds as {name!r}, got "
@@ -42,6 +56,27 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
                 f"Set param_groups = {name}.param_groups in its constructor, or pass the inner one"
             )
     return layers
+
+
+def partitioning_layer(layers: Sequence[Optimizer]) -> str | None:
+    """The class that keeps a part of the optimizer's state on each rank, if one of these is such."""
+    for layer in layers:
+        for kind in (_COPIES_ITS_GROUPS, "DeepSpeedZeroOptimizer"):
+            if is_a(layer, kind):
+                return kind
+    return None
+
+
+def state_owner(optimizer: Any) -> Optimizer:
+    """What keeps the moments of this process: the inner one, where the optimizer holds another's."""
+    return optimizer.optim if is_a(optimizer, _COPIES_ITS_GROUPS) else optimizer
+
+
+def refresh_masters(layers: Sequence[Any]) -> None:
+    """After the model's weights were written: let ZeRO of DeepSpeed copy them to the parts that it trains."""
+    for layer in layers:
+        if is_a(layer, "DeepSpeedZeroOptimizer"):
+            layer.refresh_fp32_params()
 
 
 def _share_groups(one: Optimizer, other: Optimizer) -> bool:
