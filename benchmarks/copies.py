@@ -79,9 +79,7 @@ def main() -> None:
     results = {}
     for name, (shapes, repeats) in cases.items():
         tensors = [torch.randn(shape) for shape in shapes]
-        results[name] = {
-            part: round(milliseconds(run, repeats), 3) for part, run in parts(tensors).items()
-        }
+        results[name] = {part: round(milliseconds(run, repeats), 3) for part, run in parts(tensors).items()}
         print(name, *(f"  {part}: {ms} ms" for part, ms in results[name].items()), sep="\n")
     saved = {"command": "python -m benchmarks.copies", "milliseconds of one thread": results}
     (Path(__file__).parent / "copies.json").write_text(json.dumps(saved, indent=1) + "\n")

@@ -261,7 +261,7 @@ class Ensemble:
         # From here on things change.
         self._losses = losses
         self._schedule = FollowedSchedule(scheduler, total_steps)
-        self._counter = StepCounter(lambda: any(p.grad is not None for p in parameters_of(optimizer)))
+        self._counter = StepCounter(parameters_of(optimizer))
         self._begins_equal = replicas.attach(
             values,
             moments=moments,
@@ -329,7 +329,7 @@ class Ensemble:
         Only steps that the optimizer took are counted. A call with no optimizer step since the last
         one (a gradient scaler found an infinity, gradients are being accumulated, a framework calls
         once per process) takes the loss and changes nothing else. Until the first step of the optimizer
-        is seen, calls without gradients count, so that a schedule can be looked at without training. Pass
+        is seen, calls without gradients count too, so that a schedule can be looked at without training. Pass
         ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
         under a gradient scaler).
         """

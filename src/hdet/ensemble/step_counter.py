@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from hdet.errors import HdetError
 
@@ -15,16 +17,16 @@ _MOST_BEFORE_THE_FIRST_CALL = 4
 class StepCounter:
     """Sees the optimizer step, and tells which calls count.
 
-    Until the first step of the optimizer is seen, every call without gradients counts, so that a schedule can
-    be looked at without training. With gradients it is a step that was skipped: a gradient scaler begins with
-    a scale that is too large.
+    Until the first step of the optimizer is seen, calls count, so that a schedule can be looked at without
+    training. Not so where there are gradients that have moved nothing: the step was skipped, as by a gradient
+    scaler that begins with too large a scale.
 
     Args:
-        has_gradients: whether any parameter has a gradient.
+        parameters: what is trained.
     """
 
-    def __init__(self, has_gradients: Callable[[], bool]) -> None:
-        self._has_gradients = has_gradients
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters, self._versions = parameters, _versions(parameters)
         self.has_seen_steps = False
         """Whether the optimizer was ever seen to step."""
         self.has_moved = True
@@ -45,4 +47,13 @@ class StepCounter:
     def takes_call(self) -> bool:
         """Whether the optimizer has stepped since the last call."""
         has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
-        return has_stepped or not (self.has_seen_steps or self._has_gradients())
+        return has_stepped or not (self.has_seen_steps or self._is_skipped())
+
+    def _is_skipped(self) -> bool:
+        before, self._versions = self._versions, _versions(self._parameters)
+        return before == self._versions and any(p.grad is not None for p in self._parameters)
+
+
+def _versions(parameters: Sequence[Tensor]) -> list[int]:
+    """Numbers that grow whenever a parameter is written. No device is asked."""
+    return [p._version for p in parameters]  # noqa: SLF001
