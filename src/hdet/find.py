@@ -46,7 +46,7 @@ from hdet.replicas.save_point import (
     restore_generators,
     set_aside_state,
 )
-from hdet.replicas.shards import local_part, reshard
+from hdet.replicas.shards import clip_gradients, local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.supported import require_supported, require_whole_optimizer
 from hdet.replicas.tensors import parameters_of
@@ -392,7 +392,7 @@ class _Search:
             averager.average_([p.grad for p in trained if p.grad is not None])
         value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            clip_gradients(self._parameters, self._clip_norm)
         return value
 
     def _loss_of(self, batch: Any) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LocalParts", "as_saved", "is_sharded", "local_part", "reshard", "sharded_like"]
+__all__ = ["LocalParts", "as_saved", "clip_gradients", "is_sharded", "local_part", "reshard", "sharded_like"]
 
 
 def is_sharded(tensor: object) -> bool:
@@ -40,6 +40,23 @@ class LocalParts:
             known = part
         self._known[id(tensor)] = (tensor, known)
         return known
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> None:
+    """Clip gradients by their norm, also where parameters lie on different meshes, which torch's own refuses.
+
+    A gradient that tensor parallelism holds on several ranks counts once.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not any(is_sharded(gradient) for gradient in gradients):
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    whole: list[Any] = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]  # pyright: ignore[reportAttributeAccessIssue]
+    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(whole)) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local_part(gradient).mul_(factor)
 
 
 def reshard(model: nn.Module | None) -> None:
