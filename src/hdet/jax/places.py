@@ -43,7 +43,7 @@ class Places:
             return tree
 
         def put(leaf: Any) -> Any:
-            sharding = getattr(leaf, "sharding", None)
+            sharding: Any = getattr(leaf, "sharding", None)
             if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
                 return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
             return leaf
@@ -60,7 +60,7 @@ class Places:
             return jax.jit(repeat)(params)
 
         def sharding_of(leaf: Any) -> NamedSharding:
-            sharding = getattr(leaf, "sharding", None)
+            sharding: Any = getattr(leaf, "sharding", None)
             return self._sharding(*(sharding.spec if isinstance(sharding, NamedSharding) else ()))
 
         return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)

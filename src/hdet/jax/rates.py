@@ -74,7 +74,7 @@ def write_rates(state: Any, rates: Sequence[Any] | jax.Array) -> Any:
     return _map(write, state)
 
 
-def _is_injected(node: object) -> bool:
+def _is_injected(node: Any) -> bool:
     """Whether it is what ``inject_hyperparams`` keeps, with a learning rate in it."""
     kinds = (optax.InjectStatefulHyperparamsState, optax.InjectHyperparamsState)
     return isinstance(node, kinds) and _NAME in node.hyperparams
