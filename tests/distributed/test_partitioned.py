@@ -160,7 +160,7 @@ def test_it_trains_as_a_plain_optimizer_and_what_is_not_sound_is_refused(kind):
     words = [
         "Leave the noise out, or use a plain optimizer",
         f"Search with a plain optimizer, then build the {name} and give AutoLR what was found",
-        "Set every spread to 0, or use a plain optimizer",
+        "Set every spread to 0 and share gradients, or use a plain optimizer",
         f"model must be given with a {name}",
         "all replicas must start from the same parameters",
     ]
