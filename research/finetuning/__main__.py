@@ -7,12 +7,14 @@ A byte-level GPT-2 is trained on the source text of Python's standard library, a
 of this machine. The sweep has a factor of 2 between learning rates, with the Trainer's default schedule
 (linear, no warm-up) and as many steps. HdetCallback starts from 5e-5, which is the Trainer's default, and
 from two others. Its search comes on top of the steps. Runs that are in the file already are not made again.
+Man pages differ from machine to machine, so that all runs of a seed have to come from one.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import math
 import sysconfig
@@ -50,6 +52,11 @@ def man_rows() -> list[dict[str, torch.Tensor]]:
     if not pages:
         raise SystemExit("no man pages in /usr/share/man/man1: install some, such as Debian's manpages")
     return rows_of((gzip.decompress(page.read_bytes()) for page in pages), 20_000)
+
+
+def fingerprint(rows: list[dict[str, torch.Tensor]]) -> str:
+    """A short name of a text."""
+    return hashlib.sha256(torch.stack([row["input_ids"] for row in rows]).numpy().tobytes()).hexdigest()[:12]
 
 
 def base_model() -> Any:
@@ -108,7 +115,7 @@ def measure(out: Path, num_seeds: int) -> None:
     model, text, other = base_model(), stdlib_rows(), man_rows()
     base_loss = train(model, text[256:], text[:256], lr=2e-3, steps=BASE_STEPS, seed=0)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    record["base_loss"] = base_loss
+    record["base_loss"], text_mark = base_loss, fingerprint(other)
     plan = [
         (kind, method, lr, seed)
         for seed in range(num_seeds)
@@ -119,13 +126,15 @@ def measure(out: Path, num_seeds: int) -> None:
     for kind, method, lr, seed in plan:
         if (kind, method, lr, seed) in done:
             continue
+        if {run.get("text") for run in record["runs"] if run["key"][3] == seed} - {text_mark}:
+            raise SystemExit(f"seed {seed} was begun with other man pages: give another file as --out")
         callbacks = [HdetCallback()] if method == "hdet" else []
         loss = train(
             fine_tuned(weights, kind, seed), other[256:], other[:256], lr=lr, steps=STEPS, seed=seed,
             callbacks=callbacks,
         )  # fmt: skip
         found = callbacks[0].found if callbacks else None
-        run = {"key": [kind, method, lr, seed], "loss": round(loss, 5)}
+        run = {"key": [kind, method, lr, seed], "loss": round(loss, 5), "text": text_mark}
         if found is not None:
             run |= {"found": found.lr[0], "search_steps": found.num_steps, "reason": found.reason}
         record["runs"].append(run)
