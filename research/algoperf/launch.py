@@ -1,15 +1,32 @@
-"""Call AlgoPerf's ``submission_runner`` on its mnist workload, with a budget in steps instead of seconds.
+"""Call AlgoPerf's ``submission_runner`` on its mnist workload, with steps in the place of seconds.
 
     python -m research.algoperf.launch --workload=mnist ...
 
-It takes the runner's flags and changes two of the workload's numbers: there is no limit of time, and
-evaluations, whose time does not count, come more often. Seconds say little where others use the machine too.
-Both folders, the clone and this repository, have to be on PYTHONPATH, and the clone is where to call it from.
+It takes the runner's flags and changes two of the workload's numbers. There is no limit of time, so that
+``--max_global_steps`` ends a run. Evaluations, whose time does not count, come every so many steps, not every
+ten seconds. So a seed gives the same result on a fast machine and on one that others use too. The clone and
+this repository have to be on PYTHONPATH, and the clone is where to call it from.
 """
 
 from __future__ import annotations
 
-SECONDS_BETWEEN_EVALUATIONS = 4
+import math
+
+__all__ = ["STEPS_BETWEEN_EVALUATIONS"]
+
+STEPS_BETWEEN_EVALUATIONS = 500
+
+
+class _Period:
+    """Seconds between evaluations. The runner asks once before the run, for its log, and after every step."""
+
+    def __init__(self) -> None:
+        self._num_asked = -1
+
+    def __get__(self, workload: object, owner: type) -> float:
+        self._num_asked += 1
+        is_due = self._num_asked > 0 and self._num_asked % STEPS_BETWEEN_EVALUATIONS == 0
+        return 0.0 if is_due else math.inf
 
 
 def main() -> None:
@@ -20,8 +37,8 @@ def main() -> None:
         BaseMnistWorkload,
     )
 
-    BaseMnistWorkload.max_allowed_runtime_sec = property(lambda _: 10**9)
-    BaseMnistWorkload.eval_period_time_sec = property(lambda _: SECONDS_BETWEEN_EVALUATIONS)
+    BaseMnistWorkload.max_allowed_runtime_sec = 10**9
+    BaseMnistWorkload.eval_period_time_sec = _Period()
     app.run(submission_runner.main)
 
 
