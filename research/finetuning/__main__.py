@@ -143,15 +143,16 @@ def measure(out: Path, num_seeds: int) -> None:
 
 
 def table(path: Path) -> str:
-    """Mean over seeds: losses over that of the best learning rate of each seed's sweep."""
+    """Mean over the seeds whose sweep is whole: losses over that of the best learning rate of the sweep."""
     runs = json.loads(path.read_text())["runs"]
     lines = ["| | start | learning rate | loss / best of the sweep |", "| --- | ---: | ---: | ---: |"]
     for kind in KINDS:
-        best: dict[int, tuple[float, float]] = {}
+        sweeps: dict[int, list[tuple[float, float]]] = {}
         for run in runs:
             of, method, lr, seed = run["key"]
             if (of, method) == (kind, "sweep"):
-                best[seed] = min(best.get(seed, (math.inf, 0.0)), (run["loss"], lr))
+                sweeps.setdefault(seed, []).append((run["loss"], lr))
+        best = {seed: min(points) for seed, points in sweeps.items() if len(points) == len(GRID)}
         rates = ", ".join(f"{lr:.2g}" for _, lr in best.values())
         lines.append(f"| {kind}: best of the sweep | | {rates} | 1.000 |")
         for method, start in [("hdet", start) for start in STARTS] + [("sweep", STARTS[0])]:
