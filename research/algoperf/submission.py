@@ -119,7 +119,8 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint into a run that has not begun."""
-        self.auto = None if state["auto"] is None else self._begin(state["total_steps"])
+        num_steps = state["total_steps"]
+        self.auto = None if num_steps is None else self._begin(num_steps)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.auto is not None:
             self.auto.load_state_dict(state["auto"])
