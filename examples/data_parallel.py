@@ -3,8 +3,6 @@
 torchrun --standalone --nproc-per-node 2 examples/data_parallel.py
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from pathlib import Path
@@ -33,26 +31,30 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
 
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256))
-model = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
-batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
+    model = nn.Sequential(*layers)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
+    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS)
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found)
+    for step, batch in enumerate(batches, start=1):
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)  # in place of scheduler.step()
+        if step % 100 == 0 and dist.get_rank() == 0:
+            print(f"step {step}: training loss {loss.item():.3f}", flush=True)
 
-found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS)
-auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found)
-for step, batch in enumerate(batches, start=1):
-    loss = loss_of(model, batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    auto.step(loss)  # in place of scheduler.step()
-    if step % 100 == 0 and dist.get_rank() == 0:
-        print(f"step {step}: training loss {loss.item():.3f}", flush=True)
+    if dist.get_rank() == 0:
+        print(auto.summary())
+        held_out = windows(FILES[:20], 30, seed=1)
+        print(f"held-out loss {sum(loss_of(model.module, batch).item() for batch in held_out) / 30:.4f}")
+    dist.destroy_process_group()
 
-if dist.get_rank() == 0:
-    print(auto.summary())
-    held_out = windows(FILES[:20], 30, seed=1)
-    print(f"held-out loss {sum(loss_of(model.module, batch).item() for batch in held_out) / 30:.4f}")
-dist.destroy_process_group()
+
+main()

@@ -5,8 +5,6 @@ torchrun --standalone --nproc-per-node 2 examples/paper_method.py
 `OneCycleAutoLR` takes the place of `OneCycleLR`. It does not search. Give it a good learning rate.
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from pathlib import Path
@@ -35,26 +33,28 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
 
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256))
-model = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters())
-batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
+    model = nn.Sequential(*layers)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
+    scheduler = hdet.OneCycleAutoLR(
+        optimizer, max_lr=3e-3, total_steps=STEPS, ensemble_lr_spread_ratio=1 / 9, model_sync_interval=20
+    )
+    for step, batch in enumerate(batches, start=1):
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        if step % 100 == 0:
+            print(f"step {step}, rank {dist.get_rank()}: lr {scheduler.get_last_lr()[0]:.5f}", flush=True)
+    held_out = [loss_of(model.module, batch).item() for batch in windows(FILES[:20], 30, seed=1)]
+    print(f"rank {dist.get_rank()}: held-out loss {sum(held_out) / 30:.4f}")
+    dist.destroy_process_group()
 
-scheduler = hdet.OneCycleAutoLR(
-    optimizer, max_lr=3e-3, total_steps=STEPS, ensemble_lr_spread_ratio=1 / 9, model_sync_interval=20
-)
-for step, batch in enumerate(batches, start=1):
-    loss = loss_of(model, batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    scheduler.step(loss)
-    if step % 100 == 0:
-        print(f"step {step}, rank {dist.get_rank()}: lr {scheduler.get_last_lr()[0]:.5f}", flush=True)
 
-if dist.get_rank() == 0:
-    held_out = windows(FILES[:20], 30, seed=1)
-    print(f"held-out loss {sum(loss_of(model.module, batch).item() for batch in held_out) / 30:.4f}")
-dist.destroy_process_group()
+main()

@@ -3,8 +3,6 @@
 torchrun --standalone --nproc-per-node 4 examples/sharded.py
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from pathlib import Path
@@ -34,27 +32,29 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
 
 
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256))
-for part in (model[0], model[2], model[4], model):
-    fully_shard(part, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
-batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
+def main() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
+    model = nn.Sequential(*layers)
+    for part in (model[0], model[2], model[4], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
 
-found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS, replicas=mesh["replicate"])
-auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found, replicas=mesh["replicate"])
-for step, batch in enumerate(batches, start=1):
-    loss = loss_of(model, batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    auto.step(loss)  # in place of scheduler.step()
-    if step % 100 == 0 and dist.get_rank() == 0:
-        print(f"step {step}: training loss {loss.item():.3f}", flush=True)
+    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS, replicas=mesh["replicate"])
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found, replicas=mesh["replicate"])
+    for batch in batches:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)  # in place of scheduler.step()
+    held_out = [loss_of(model, batch).item() for batch in windows(FILES[:20], 30, seed=1)]  # on every rank
+    if dist.get_rank() == 0:
+        print(auto.summary())
+        print(f"held-out loss {sum(held_out) / 30:.4f}")
+    dist.destroy_process_group()
 
-held_out = [loss_of(model, batch).item() for batch in windows(FILES[:20], 30, seed=1)]  # on every rank
-if dist.get_rank() == 0:
-    print(auto.summary())
-    print(f"held-out loss {sum(held_out) / 30:.4f}")
-dist.destroy_process_group()
+
+main()

@@ -106,7 +106,7 @@ class AutoLR(Ensemble):
                 if found is not None and not isinstance(found, FoundLR):
                     raise TypeError(
                         f"found must be what hdet.find_lr returned, or None, got {found!r} of type "
-                        f"{type(found).__name__}"
+                        f"{type(found).__name__}: pass all of it, not found.lr"
                     )
                 settings = settings_of(recipe, plain, found)
             super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)

@@ -146,7 +146,7 @@ def find_lr(
         raise
     search.put_back()
     if everyone.is_writer:
-        _log.info("%s", found)
+        _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
     return found
 
 
@@ -382,6 +382,11 @@ class _Search:
         self._optimizer.zero_grad(set_to_none=not is_joint)
         with torch.enable_grad():
             loss = self._loss_of(batch)
+            if not loss.requires_grad:
+                raise ValueError(
+                    "loss must return a tensor that gradients flow through, got one without: return it "
+                    "before backward(), and do not use no_grad() or detach()"
+                )
             loss.backward()
         value = loss.item()
         if averager is not None and is_joint:
@@ -396,7 +401,14 @@ class _Search:
         return value
 
     def _loss_of(self, batch: Any) -> Tensor:
-        return scalar_of("loss must return", self._loss(self._model, batch))
+        try:
+            loss = self._loss(self._model, batch)
+        except Exception as error:
+            add_note = getattr(error, "add_note", None)  # from Python 3.11 on
+            if add_note is not None:
+                add_note("hdet.find_lr called loss(model, batch), with a batch or a part of one")
+            raise
+        return scalar_of("loss must return", loss)
 
     @torch.no_grad()
     def _score(self, *, is_joint: bool = True, num_batches: int | None = None) -> float | None:

@@ -85,13 +85,19 @@ class FoundLR:
         best = min((score for _, score in self.trials if score is not None), default=first)
         return (first + best) / 2 if best < first else None
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether the search could not tell, so that your guess stays."""
+        return self.lr == self.asked
+
     def __str__(self) -> str:
         def shown(values: Sequence[float]) -> str:
             return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
 
         return (
-            f"learning rate {shown(self.lr)} (asked for was {shown(self.asked)}; likely between "
-            f"{shown(self.low)} and {shown(self.high)}), from {self.reason}. {self.num_steps} steps."
+            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). In four cases of five the "
+            f"best one is between {shown(self.low)} and {shown(self.high)}. It comes from {self.reason}. "
+            f"The search took {self.num_steps} steps."
         )
 
     def to_record(self, num_replicas: int) -> RoundRecord:

@@ -51,7 +51,7 @@ def test_an_example_finds_a_learning_rate_and_trains(tmp_path, name, ranks, repl
 
 def test_fine_tuning(tmp_path):
     shown = run("fine_tuning.py", "60", cwd=tmp_path)
-    assert "asked for was 5e-05" in shown and float(shown.split("other windows ")[1]) < 2.5
+    assert "your guess was 5e-05" in shown and float(shown.split("other windows ")[1]) < 2.5
 
 
 def test_a_run_that_is_started_again_ends_the_same(tmp_path):
@@ -105,4 +105,4 @@ def test_the_first_snippet_of_the_readme_with_fully_shard(tmp_path):
     (tmp_path / "snippet.py").write_text(script)
     shown = run(str(tmp_path / "snippet.py"), ranks=4, cwd=tmp_path)
     assert shown.count("step 100 of 100, 2 replicas") == 4
-    assert len({line for line in shown.splitlines() if line.startswith("learning rate")}) == 1
+    assert len(set(re.findall(r"learning rate [\d.e-]+", shown))) == 1  # lines of ranks may run together

@@ -303,5 +303,5 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples/lightning_module.py"), run_name="__main__")
     shown = capsys.readouterr().out
-    assert shown.count("asked for was") == 1
+    assert shown.count("your guess was") == 1
     assert float(shown.split()[-1]) > 0.95, shown

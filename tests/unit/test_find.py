@@ -116,7 +116,7 @@ def test_where_there_is_nothing_to_see_the_learning_rate_stays_and_it_says_so():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     found = hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: 0 * loss_of(m, d) + 1, total_steps=500)
     assert found.lr == [0.1]
-    assert "the learning rate that was given: the loss is the same" in found.reason
+    assert "your guess, because the search could not tell: the loss is the same" in found.reason
     assert found.low[0] < 0.01 and found.high[0] > 1
 
 
@@ -294,7 +294,7 @@ def test_the_picture_and_the_words(tmp_path):
     found.plot(tmp_path / "found.png")
     assert (tmp_path / "found.png").stat().st_size > 5000
     assert str(found).startswith("learning rate ")
-    assert "asked for was 0.0001; likely between" in str(found)
+    assert "your guess was 0.0001). In four cases of five" in str(found)
 
 
 def train_with(net, optimizer, auto, first, last):
@@ -338,3 +338,30 @@ def test_an_optimizer_that_makes_its_state_when_it_is_built():
     )
     assert optimizer.state[model.weight]["sum"] is kept
     assert torch.equal(kept, torch.full_like(kept, 0.1))
+
+
+def test_a_loss_without_gradients_is_named():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"gradients flow through.*before backward\(\)"):
+        hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: loss_of(m, d).detach(), total_steps=500)
+    with pytest.raises(TypeError, match=r"leave out \.item\(\)"):
+        hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: loss_of(m, d).item(), total_steps=500)
+    with pytest.raises(TypeError, match=r"got 500\.0 of type float: write 500"):
+        hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=500.0)  # pyright: ignore
+
+
+def test_an_error_of_the_loss_says_how_it_was_called():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(TypeError) as caught:
+        hdet.find_lr(net, optimizer, batches_of(0), lambda model, x, y: model(x), total_steps=500)
+    if hasattr(caught.value, "__notes__"):
+        assert "loss(model, batch)" in caught.value.__notes__[0]
+
+
+def test_a_search_that_cannot_tell_says_so_in_the_log(caplog):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: 0 * loss_of(m, d) + 1, total_steps=500)
+    assert found.is_guess and "could not tell" in caplog.text

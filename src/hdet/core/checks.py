@@ -49,7 +49,9 @@ def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = 
     """
     rule = f"an integer of at least {at_least}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", remedy))
+        is_whole = isinstance(value, float) and value.is_integer()
+        write = f"write {value:.0f}" if is_whole else ""
+        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", write))
     if value < at_least:
         raise ValueError(_message(name, rule, repr(value), remedy))
     return value

@@ -293,18 +293,18 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
     if min(values) >= first_score:
         return _kept("no trial learnt anything")
     evidence, _ = soft_minimum(points)
-    reason = "trials, weighed against the learning rate that was given"
+    reason = "trials, weighed against your guess"
     if not _has_learnt(trials, first_score):
         error, reason = (
             2 * error,
-            "trials that learnt little, weighed against the learning rate that was given",
+            "trials that learnt little, weighed against your guess",
         )
     factor = math.exp(weigh(math.log(evidence), error))
     return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
 
 
 def _kept(why: str) -> Answer:
-    reason = f"the learning rate that was given: {why}"
+    reason = f"your guess, because the search could not tell: {why}"
     band = math.exp(1.28 * _PRIOR_FAR)
     return Answer(factor=1.0, low=1 / band, high=band, evidence=None, reason=reason)
 

@@ -367,9 +367,9 @@ class Ensemble:
         if changed_outside:
             self._warn(
                 "changed outside",
-                "a hyperparameter was changed by somebody else since the last step, so replicas did not "
-                "use their own values: give the schedule to the ensemble (scheduler=...) and do not step "
-                "it or write values yourself",
+                "the learning rate, or another value that hdet sets, was changed by somebody else since the "
+                "last step: remove your own scheduler and what else writes it. hdet.Ensemble(scheduler=...) "
+                "takes a schedule of yours, and found.write(optimizer) gives it what was found",
                 HdetWarning,
             )
         if record is not None:

@@ -21,7 +21,8 @@ def scalar_of(must: str, value: object) -> Tensor:
     ValueError: loss must be a tensor with one element, got shape (2,): take its mean
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"{must} a tensor with one element, got {value!r} of type {type(value).__name__}")
+        shown = f"{value!r} of type {type(value).__name__}"
+        raise TypeError(f"{must} a tensor with one element, got {shown}: leave out .item()")
     if value.is_complex():
         raise TypeError(
             f"{must} a tensor with one element, got {value.dtype}: take its real part or its absolute value"

@@ -293,7 +293,7 @@ def test_somebody_elses_learning_rate_becomes_the_plan_with_a_warning() -> None:
     optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(0))
     optimizer.param_groups[0]["lr"] = 0.7
     optimizer.step()
-    with pytest.warns(hdet.HdetWarning, match=r"changed by somebody else .*scheduler="):
+    with pytest.warns(hdet.HdetWarning, match=r"changed by somebody else.*scheduler="):
         ensemble.step()
     assert ensemble.base["lr"] == 0.7
 

@@ -22,7 +22,7 @@ SEARCH = SearchRecord(
     found=3.2e-3,
     low=1.6e-3,
     high=6.1e-3,
-    reason="trials, weighed against the learning rate that was given",
+    reason="trials, weighed against your guess",
     num_steps=1234,
     ramp=[[1e-6, 2.0], [1e-4, 1.9], [1e-2, 1.0], [1e-1, 1.5], [1.0, 50.0], [2.0, 1e9]],
     trials=[[1e-2, 0.9], [1e-3, 0.8], [3e-2, None], [1e-1, 40.0]],
@@ -67,7 +67,7 @@ def test_by_hand() -> None:
     assert (bottom, top) == pytest.approx((0.8 - 0.08 * 1.44, 2.24 + 0.08 * 1.44))
     assert traces["ramp"]["x"] == [1e-6, 1e-4, 1e-2, 1e-1, 1.0] and traces["ramp"]["y"][-1] == top
     assert chart.y_title == "loss (nats)" and chart.layout["xaxis"] == {"type": "log"}
-    assert "The answer comes from trials, weighed against the learning rate" in chart.caption
+    assert "The answer comes from trials, weighed against your guess" in chart.caption
 
 
 def test_what_was_found_is_said() -> None:
@@ -83,7 +83,9 @@ def test_what_was_found_is_said() -> None:
 
 
 def test_a_number_that_was_kept_is_said_with_the_reason() -> None:
-    kept = replace(SEARCH, found=1e-4, reason="the learning rate that was given: no trial learnt anything")
+    kept = replace(
+        SEARCH, found=1e-4, reason="your guess, because the search could not tell: no trial learnt anything"
+    )
     assert headline(run(kept)) == "Kept your learning rate of 1e-4, because no trial learnt anything."
 
 
