@@ -36,6 +36,7 @@ from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Health
+from hdet.replicas.local_gradients import mesh_of_replicas
 from hdet.replicas.losses import scalar_of
 from hdet.replicas.rows import size_of, split
 from hdet.replicas.save_point import (
@@ -49,7 +50,7 @@ from hdet.replicas.save_point import (
 from hdet.replicas.shards import clip_gradients, local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.supported import require_supported, require_whole_optimizer
-from hdet.replicas.tensors import parameters_of
+from hdet.replicas.tensors import averaged_tensors, parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import optimizer_layers, without_ddp
 
@@ -165,16 +166,16 @@ class _Search:
         asked: Sequence[float],
         total_steps: int,
     ) -> None:
-        # A sharded model shares its gradients itself: all ranks then make every trial together.
+        # The ranks of a sharded model make every trial together.
         self._is_shared = bool(everyone.within)
         self._everyone = everyone
-        group = ReplicaGroup(0, 1) if self._is_shared else everyone
+        group = ALONE if self._is_shared else everyone
         reshard(model)
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self._group, self._asked = clip_norm, group, asked
         self._total_steps = total_steps
         self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        self._weights = [local_part(tensor) for tensor in model.parameters()]
+        self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
         self._buffers = [local_part(tensor) for tensor in model.buffers()]
         self._gradients = [p.grad for p in self._parameters]
         self._rates = [float(g["lr"]) for g in optimizer.param_groups]
@@ -255,7 +256,9 @@ class _Search:
         """Factors and losses; the factor of the lowest loss, and the weights there."""
         self._begin_at(None)
         ramp, seen = Ramp(), list[tuple[float, float]]()
-        averager, weights = Averager(self._group), self._copy()
+        # Replicas must stay equal in the ramp: each may keep a part of the copy only.
+        is_shared_by_model = mesh_of_replicas(self._everyone, self._parameters) is not None
+        averager, weights = Averager(ALONE if is_shared_by_model else self._everyone), self._copy()
         while not ramp.is_over:
             step = ramp.num_steps
             self._set_rates(ramp_factor(step, self._sizes.ramp))
@@ -378,7 +381,7 @@ class _Search:
     def _backward(self, batch: Any, averager: Averager | None = None) -> float:
         """Gradients of a step, over all ranks if there is an averager; the loss."""
         # What is averaged stays where it is: the averager knows its place, and would keep the old ones alive.
-        is_joint = averager is not None and self._group.communicates
+        is_joint = averager is not None and averager.communicates
         self._optimizer.zero_grad(set_to_none=not is_joint)
         with torch.enable_grad():
             loss = self._loss_of(batch)
@@ -394,7 +397,7 @@ class _Search:
             for p in trained:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
-            averager.average_([p.grad for p in trained if p.grad is not None])
+            averager.average_([local_part(p.grad) for p in trained if p.grad is not None])
         value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
             clip_gradients(self._parameters, self._clip_norm)

@@ -205,7 +205,7 @@ def _spoilt(rank, moments, how):
     optimizer = optimizer_of("adamw", ddp.parameters())
     records = hdet.Records()
     ensemble = hdet.Ensemble(
-        optimizer, model=ddp, gradients="local", moments=moments, sync_every=5, records=records
+        optimizer, model=ddp, gradients="local", moments=moments, sync_every=20, records=records
     )
     train(ddp, optimizer, ensemble, rank, steps=4)
     if rank == 1:
@@ -216,9 +216,9 @@ def _spoilt(rank, moments, how):
                     optimizer.state[p]["exp_avg"].fill_(float("nan"))
                 else:
                     p.mul_(30)
-    train(ddp, optimizer, ensemble, rank, first=4, steps=5)
+    train(ddp, optimizer, ensemble, rank, first=4, steps=20)
     after = [optimizer.state[p]["exp_avg"].clone() for p in ddp.parameters()]
-    train(ddp, optimizer, ensemble, rank, first=5, steps=10)
+    train(ddp, optimizer, ensemble, rank, first=20, steps=40)
     return [p.detach().clone() for p in ddp.parameters()], after, [r.excluded for r in records]
 
 

@@ -56,9 +56,11 @@ def inverse_norm_weights(norms: Sequence[float]) -> list[float]:
     [0.75, 0.25]
     >>> inverse_norm_weights([0.0, 3.0])
     [1.0, 0.0]
+    >>> inverse_norm_weights([math.inf, math.inf])
+    [0.5, 0.5]
     """
-    if not all(norms):
-        flat = [float(norm == 0) for norm in norms]
+    if not all(norms) or all(math.isinf(norm) for norm in norms):
+        flat = [float(norm == min(norms)) for norm in norms]
         return [one / math.fsum(flat) for one in flat]
     inverse = [1 / norm for norm in norms]
     return [one / math.fsum(inverse) for one in inverse]

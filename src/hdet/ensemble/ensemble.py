@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
-from hdet.core.merge import MeanMerge, Merge
+from hdet.core.merge import LateMerge, MeanMerge, Merge
 from hdet.core.tail import tail_steps
 from hdet.ensemble.arguments import check_arguments, check_replicas
 from hdet.ensemble.controllers import build_steering
@@ -190,7 +190,9 @@ class Ensemble:
             is_local, merge = gradients == "local", MeanMerge() if merge is None else merge
             if not isinstance(replicas, Replicas):
                 if is_local:
-                    require_local_gradients(group, parameters_of(optimizer), model)
+                    require_local_gradients(
+                        group, parameters_of(optimizer), model, shares_first=isinstance(merge, LateMerge)
+                    )
                 replicas = RankReplicas(
                     group, optimizer, model, probe=probe, bucket_mib=bucket_mib, layers=layers
                 )
@@ -383,12 +385,15 @@ class Ensemble:
         for the checkpoint, where replicas hold parts of it.
         """
         self._require_open("converge()")
+        self._converge()
+        self._tail.hold_whole()
+
+    def _converge(self) -> None:
         if self._has_rounds and self._is_apart:
             with self._sharing_gradients_on_error():
                 record = self._rounds.converge(self.num_steps)
             self._counter.has_moved = False
             self._writer.write(record)
-        self._tail.hold_whole()
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -396,7 +401,8 @@ class Ensemble:
         Converges, and puts the mean of the tail in place. Collective. After the last step there is nothing
         left to do but to let DistributedDataParallel share gradients again, if they were local.
         """
-        self.converge()
+        self._require_open("finish()")
+        self._converge()
         self._tail.finish(self.num_steps)
         self.replicas.share_gradients(True)
 
@@ -404,10 +410,11 @@ class Ensemble:
     def averaged(self) -> Iterator[None]:
         """Within the block the model holds the mean of the tail so far: for an evaluation before the end.
 
-        Before the tail, and after its end, the block changes nothing. It needs one more copy of the
-        parameters. Converges first. Collective. Do not train or save within it.
+        Converges first. Before the tail, and after its end, the block changes nothing more. It needs one more
+        copy of the parameters. Collective. Do not train or save within it.
         """
-        self.converge()
+        self._require_open("averaged()")
+        self._converge()
         with self._tail.in_place():
             yield
 

@@ -13,6 +13,10 @@ from hdet.replicas import Report
 __all__ = ["excluded_replicas"]
 
 
+_LEAST_LOSSES = 20
+"""A mean over fewer losses is too noisy to say that a replica has fallen behind."""
+
+
 def excluded_replicas(
     table: LossTable, reports: Sequence[Report], num_steps: int, *, finds_outliers: bool = False
 ) -> dict[int, str]:
@@ -41,6 +45,9 @@ def excluded_replicas(
             "resume from the last checkpoint with a lower learning rate"
         )
     if finds_outliers:
-        healthy = [None if r in excluded else mean for r, mean in enumerate(table.means)]
+        healthy = [
+            row.mean if r not in excluded and row.num_finite >= _LEAST_LOSSES else None
+            for r, row in enumerate(table.rows)
+        ]
         excluded |= dict.fromkeys(sorted(outliers(healthy)), "its loss is far above the others'")
     return excluded

@@ -55,7 +55,7 @@ class GuardSteering(Steering):
         self._copies: list[tuple[SavePoint, GuardMemory]] = []
         self._next_copy = 0.0
         self._initial: SavePoint | None = None
-        self._initial_is_checked = False
+        self._initial_is_checked = self._began_apart = False
         self._learns_until = math.inf
 
     def begin(self, num_steps: int) -> None:
@@ -63,7 +63,7 @@ class GuardSteering(Steering):
         self._memory, self._num_brakes = GuardMemory(), 0
         self._initial = None  # give its memory back first
         self._initial = self._save_point()
-        self._initial_is_checked = False
+        self._initial_is_checked, self._began_apart = False, self._replicas.differ
         self._begin_at(num_steps)
 
     def _save_point(self) -> SavePoint:
@@ -76,9 +76,11 @@ class GuardSteering(Steering):
 
     def sync(self, record: RoundRecord) -> None:
         """Look at the mean loss of the round."""
-        record.num_brakes = self._num_brakes
-        if not self._initial_is_checked and record.excluded:
-            # A replica was not as the others since the run began: its part of the copy is not to be trusted.
+        record.num_brakes, self.has_gone_back = self._num_brakes, False
+        were_apart = bool(record.excluded) or self._began_apart
+        if not self._initial_is_checked and were_apart and not self._replicas.differ:
+            # Replicas were not equal since the run began, so parts of the copy do not fit together. Nor may
+            # equal replicas go back to weights in which they differ.
             self._initial = None
             self._initial = self._save_point()
         self._initial_is_checked = True
@@ -123,7 +125,7 @@ class GuardSteering(Steering):
             self._begin_at(record.step)
             why = "the run has lost all that it had learnt, so it begins again"
         self._num_brakes += 1
-        record.num_brakes = self._num_brakes
+        record.num_brakes, self.has_gone_back = self._num_brakes, True
         for tunable in self._values.learning_rates:
             tunable.correct(ControllerState(-self._num_brakes * math.log(self._settings.factor)))
         self._values.refresh()

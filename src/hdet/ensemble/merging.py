@@ -135,6 +135,7 @@ class Merging:
             if excluded:
                 donor = min({*range(self._replicas.count)} - set(excluded))
                 self._replicas.copy(donor, excluded, like_weights=like_weights)
+            self._replicas.weights_written()
             return not isinstance(self._rule, LateMerge)
         self._replicas.average(excluded, like_weights=like_weights, weights=weights)
         if isinstance(self._rule, ElasticMerge):

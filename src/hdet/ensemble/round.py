@@ -80,6 +80,8 @@ class Rounds:
         stopwatch = Stopwatch()
         with record_function("hdet::steer"):
             self._steering.sync(record)
+            if self._steering.has_gone_back:
+                self._tail.forget()
             self._losses.clear()
             self._reassign(num_steps // self._sync_every)
         stopwatch.lap("steer", record)

@@ -27,6 +27,9 @@ class Steering:
     def sync(self, record: RoundRecord) -> None:
         """At a sync, after replicas were measured and averaged: decide, and tell the record."""
 
+    has_gone_back = False
+    """Whether the last sync has put earlier weights back."""
+
     controller = "none"
     """What is at work, in a word."""
 

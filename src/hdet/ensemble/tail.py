@@ -50,10 +50,12 @@ class TailMean:
     def take(self, parameters: Sequence[Tensor], step: int) -> None:
         """After a step of the tail: move the mean towards the parameters."""
         self.fit(parameters)
-        if self.num_taken == 0:
-            self.first_step = step
         self.num_taken += 1
-        self._copy.lerp(parameters, 1 / self.num_taken)
+        if self.num_taken == 1:
+            self.first_step = step
+            self._copy.take(parameters)  # whatever was there: it may not be finite
+        else:
+            self._copy.lerp(parameters, 1 / self.num_taken)
 
     def put(self, parameters: Sequence[Tensor]) -> None:
         """After the last step: give the parameters the mean. Collective where it is split."""
@@ -140,6 +142,12 @@ class Tail:
                 num_steps,
                 ", ".join(map(str, sorted(healed))),
             )
+
+    def forget(self) -> None:
+        """The run has gone back: what was taken was not worth it."""
+        self._whole = None
+        if self._mean is not None:
+            self._mean.num_taken = 0
 
     def hold_whole(self) -> None:
         """Gather the mean for a checkpoint, until the next step. Collective where it is split."""

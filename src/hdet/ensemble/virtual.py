@@ -22,7 +22,7 @@ class VirtualEnsemble:
 
     The model and the optimizer that you give are templates: the replicas' parameters live in matrices with
     one row each, and one broadcast step updates them all. After every sync and :meth:`converge`, the model
-    holds the mean.
+    holds the mean. After a sync whose merge rule leaves replicas apart, it holds the first one.
 
     Args:
         model: what to train; all replicas start from its parameters.

@@ -30,7 +30,7 @@ class Averager:
     """
 
     def __init__(self, group: ReplicaGroup, *, bucket_mib: float = 25.0) -> None:
-        self._group = group
+        self._group, self.communicates = group, group.communicates
         self._half_bucket_bytes = int(bucket_mib * 2**20) // 2
         self._packing: list[_Kind] = []
         self._known = KnownTensors()

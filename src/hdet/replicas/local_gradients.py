@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import is_sharded
 
-__all__ = ["GradientExchange", "require_local_gradients"]
+__all__ = ["GradientExchange", "mesh_of_replicas", "require_local_gradients"]
 
 
 class GradientExchange:
@@ -48,17 +48,42 @@ class GradientExchange:
 
 
 def require_local_gradients(
-    group: ReplicaGroup, parameters: Sequence[Tensor], model: nn.Module | None
+    group: ReplicaGroup, parameters: Sequence[Tensor], model: nn.Module | None, *, shares_first: bool
 ) -> None:
-    """Raise if the model cannot keep gradients in its replica, as fully_shard on an HSDP mesh cannot."""
+    """Raise if the model cannot keep gradients in its replica, as fully_shard on an HSDP mesh cannot.
+
+    Args:
+        group: who takes part.
+        parameters: what is trained.
+        model: what holds them, if it is known.
+        shares_first: whether gradients must be shared in a first part of the run.
+    """
     for module in [] if model is None else model.modules():
         if isinstance(module, DistributedDataParallel) and module.static_graph:
             raise ValueError(
                 "gradients must be 'shared' for DistributedDataParallel with static_graph=True, got 'local': "
                 "it fails in a backward pass that does not average. Wrap the model without static_graph"
             )
+    mesh = mesh_of_replicas(group, parameters)
+    if mesh is not None:
+        raise ValueError(
+            "gradients must be 'shared' for a model that averages them itself, got 'local' with "
+            f"parameters on {mesh}, which has the axis of the replicas: shard the model within a "
+            'replica only, fully_shard(module, mesh=mesh["shard"]), and keep '
+            'replicas=mesh["replicate"]'
+        )
+    if shares_first and group.communicates and not GradientExchange(model).exists:
+        raise ValueError(
+            "model must be a DistributedDataParallel module for LateMerge on several ranks, got "
+            f"{'None' if model is None else type(model).__name__}: it shares gradients first, which hdet can "
+            "then stop. Wrap the model, and pass the wrapped one"
+        )
+
+
+def mesh_of_replicas(group: ReplicaGroup, parameters: Sequence[Tensor]) -> Any | None:
+    """The mesh of a model that is sharded over the replicas too, and averages gradients itself (HSDP)."""
     if group.process_group is None or group.count == 1:
-        return
+        return None
     replicas = dist.get_process_group_ranks(group.process_group)
     meshes: dict[int, Any] = {
         id(mesh): mesh for mesh in (getattr(p, "device_mesh", None) for p in parameters if is_sharded(p))
@@ -66,9 +91,5 @@ def require_local_gradients(
     for mesh in meshes.values():
         for axis in range(mesh.ndim):
             if dist.get_process_group_ranks(mesh.get_group(axis)) == replicas:
-                raise ValueError(
-                    "gradients must be 'shared' for a model that averages them itself, got 'local' with "
-                    f"parameters on {mesh}, which has the axis of the replicas: shard the model within a "
-                    'replica only, fully_shard(module, mesh=mesh["shard"]), and keep '
-                    'replicas=mesh["replicate"]'
-                )
+                return mesh
+    return None

@@ -79,6 +79,7 @@ class RankReplicas:
         self.add_loss = self._losses.add
         self._gradients, self._has_local_gradients = GradientExchange(model), False
         self._has_trained_alone = self._is_known_to_part = False
+        self._first_checksum = 0.0
         self._gradient_norm: Tensor | None = None
         self._moments_rule, self._explores = "keep", False
         self._layers, self._partitioned_by = layers, partitioning_layer(layers)
@@ -122,7 +123,8 @@ class RankReplicas:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
         self._explores, self._moments_rule = values.explores, moments
         if self.has_others:  # a warm start makes them differ from the beginning
-            sums = exchange(self._group, [self._joined_checksum(self.weights())])
+            self._first_checksum = self._joined_checksum(self.weights())
+            sums = exchange(self._group, [self._first_checksum])
             self._has_parted = len({row[0] for row in sums}) > 1
             if self._has_parted:
                 self._require_whole("start from the same parameters")
@@ -234,6 +236,8 @@ class RankReplicas:
         ]
 
     def _look_whether_they_part(self, checksums: Sequence[float]) -> None:
+        if checksums[self.index] == self._first_checksum:
+            return  # nothing has moved yet
         self._is_known_to_part = True
         if len(set(checksums)) == 1 and self.is_writer:
             warnings.warn(
@@ -308,8 +312,9 @@ class RankReplicas:
             tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
             self._average_with(self._averager, tensors, excluded, weights)
             if self._moments_rule == "reset":
-                clear_state(self._optimizer)
+                clear_state(state_owner(self._optimizer))
             self._has_parted = False
+            self.weights_written()
         self._buffers.put_back()
         reshard(self._model)
 
@@ -347,6 +352,7 @@ class RankReplicas:
                 donor=donor,
                 like_weights=like_weights,
             )
+            self.weights_written()
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""

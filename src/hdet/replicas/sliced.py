@@ -57,16 +57,17 @@ class SlicedCopy:
     ) -> None:
         self._group = group if group.communicates else ALONE
         self._layouts = [_layout(tensor) for tensor in tensors]
-        members: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        members: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
         for i, tensor in enumerate(tensors):
-            members.setdefault((tensor.device, _real(tensor).dtype), []).append(i)
+            members.setdefault((tensor.device, _real(tensor).dtype, tensor.is_complex()), []).append(i)
         self._kinds = []
-        for (home, dtype), indices in members.items():
+        for (home, dtype, _), indices in members.items():
             kept = torch.promote_types(dtype, torch.float32) if widens else dtype
             sizes = [_real(tensors[i]).numel() for i in indices]
             self._kinds.append(_Kind(indices, sizes, self._group, kept, device or home, is_zero))
         self._known = KnownTensors()
         self._views: list[list[Tensor]] = []
+        self._shaped: list[Tensor] | None = None  # the same objects at every call: others know them again
         if not is_zero:
             self.take(tensors)
 
@@ -130,6 +131,8 @@ class SlicedCopy:
     def shaped(self) -> list[Tensor]:
         """A whole copy as tensors of the shapes that were copied, which share its memory."""
         assert self.is_whole, "a part of a copy has no shapes"
+        if self._shaped is not None:
+            return self._shaped
         made: list[Tensor | None] = [None] * len(self._layouts)
         for kind in self._kinds:
             for i, (start, stop) in zip(kind.indices, pairwise(kind.ends), strict=True):
@@ -137,7 +140,8 @@ class SlicedCopy:
                 flat = kind.kept[start:stop]
                 flat = torch.view_as_complex(flat.view(-1, 2)) if is_complex else flat
                 made[i] = flat.as_strided(shape, stride, flat.storage_offset())
-        return [tensor for tensor in made if tensor is not None]
+        self._shaped = [tensor for tensor in made if tensor is not None]
+        return self._shaped
 
     # --- flat views ----------------------------------------------------------------------------------
 
@@ -213,13 +217,14 @@ def _gather_into(kind: _Kind, flats: Sequence[Tensor], group: ReplicaGroup, what
     if not kind.length:
         return
     # What is narrower than the copy is rounded before it travels: half the bytes, the same result.
-    dtype = min(flats[0].dtype, kind.kept.dtype, key=lambda kind: kind.itemsize)
+    dtype = min(flats[0].dtype, kind.kept.dtype, key=lambda one: one.itemsize)
     width = max(1, min(kind.length, BUCKET_BYTES // (dtype.itemsize * group.count)))
     bucket = torch.empty(group.count, width, dtype=dtype, device=group.device)
     for offset in range(0, kind.length, width):
         part = kind.kept[offset : offset + width]
         bucket[group.index, : part.numel()].copy_(part)
         sent = [row.view(torch.uint8) for row in bucket]  # not every backend knows every dtype
+        group.traffic.add(sent[group.index])
         work = dist.all_gather(sent, sent[group.index], group=group.process_group, async_op=True)
         wait_for_all(work, group, group.process_group, what)
         for replica, row in enumerate(bucket):

@@ -152,6 +152,7 @@ class StackedReplicas:
             with torch.no_grad():
                 for tensor in self.rows.tensors():
                     tensor[num_rows:] = tensor[:1]
+            self.row_optimizer.fit(self.num_distinct)
 
     def detach(self) -> None:
         """Call nobody any more."""
