@@ -255,3 +255,81 @@ def test_a_search_that_fails_does_not_wait_for_the_others() -> None:
         assert message == "" and is_kept and is_same
     ((message, told, is_kept, is_same),) = run_replicas(_search_that_fails, 1, [0])
     assert message == "no more" and is_kept and is_same and told == []
+
+
+def _searched_without_shared_gradients(rank: int) -> list[bool]:
+    """Whether what trials begin with is what this replica had taken."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from hdet.replicas import save_point
+    from hdet.replicas.shards import local_part
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(rank)
+    data = [torch.randn(16, 6, generator=generator, dtype=torch.float64) for _ in range(20)]
+    taken: list[Tensor] = []
+    fits: list[bool] = []
+
+    class Watched(save_point.WeightsCopy):
+        def take(self) -> None:
+            super().take()
+            taken[:] = [local_part(p).detach().clone() for p in model.parameters()]
+
+        def put(self, what: str) -> None:
+            super().put(what)
+            if what == "a trial":
+                now = [local_part(p) for p in model.parameters()]
+                fits.append(all(torch.allclose(a, b, atol=1e-12) for a, b in zip(now, taken, strict=True)))
+
+    from hdet import find
+
+    whole, find.WeightsCopy = find.WeightsCopy, Watched
+    try:
+        hdet.find_lr(
+            model,
+            optimizer,
+            data,
+            lambda m, x: (m(x) - x.sum(1, True)).square().mean(),
+            total_steps=100,
+            replicas=mesh["replicate"],
+        )
+    finally:
+        find.WeightsCopy = whole
+    return fits
+
+
+def test_replicas_that_share_no_gradients_stay_equal_in_the_ramp():
+    for fits in run_replicas(_searched_without_shared_gradients, 4):
+        assert len(fits) >= 8 and all(fits)
+
+
+def _collapsed_after_a_warm_start(rank: int) -> float:
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    hdet.warm_start(ddp, 0.01, seed=1)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=ddp,
+        explore=[hdet.LearningRate(0.0)],
+        sync_every=5,
+        total_steps=100,
+        controller=hdet.Guard(interval=0.9),
+    )
+    for step in range(100):
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        has_collapsed = 45 <= step < 55
+        ensemble.step(100.0 if has_collapsed else 4.0 - 0.03 * step)
+    return float(ensemble.steering.state_dict()["num_brakes"])
+
+
+def test_a_run_with_a_perturbed_start_can_begin_again():
+    assert run_replicas(_collapsed_after_a_warm_start, 2) == [1.0, 1.0]
