@@ -1,6 +1,6 @@
 """A loop with Hugging Face Accelerate that finds its learning rate, with accumulation and checkpoints.
 
-    pip install 'hdet[accelerate]'
+    pip install '.[accelerate]'
     python examples/accelerate_loop.py                                    # one process
     torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py  # two replicas
 

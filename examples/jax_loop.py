@@ -1,6 +1,6 @@
 """Find the learning rate in a plain JAX loop, then train with it.
 
-    pip install 'hdet[jax]'
+    pip install '.[jax]'
     python examples/jax_loop.py
 
 The task and the model are those of one_device.py.

@@ -1,6 +1,6 @@
 """A Lightning run that finds its learning rate: one callback, and no scheduler.
 
-    pip install 'hdet[lightning]'
+    pip install '.[lightning]'
     python examples/lightning_module.py
 
 The task is to recognize which of eight noisy waves a signal is. The learning rate of the module is far too

@@ -1,6 +1,6 @@
 """A training function for Ray Train that finds its learning rate. Its records are reported to Ray.
 
-    pip install 'hdet[ray]' && python examples/ray_train.py
+    pip install '.[ray]' && python examples/ray_train.py
 
 It runs unchanged on a cluster, with a storage path that all nodes see. The task is to add eight numbers.
 """

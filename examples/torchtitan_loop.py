@@ -1,6 +1,6 @@
 """A loop in the shape of torchtitan's that finds its learning rate: two replicas of two ranks each.
 
-    pip install 'hdet[torchtitan]'
+    pip install '.[torchtitan]'
     torchrun --standalone --nproc-per-node 4 examples/torchtitan_loop.py
 
 The task is to add the sines of eight numbers.

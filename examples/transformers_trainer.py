@@ -1,6 +1,6 @@
 """A stock Hugging Face Trainer that finds its learning rate. `callbacks=[HdetCallback()]` is all that is new.
 
-    pip install 'hdet[transformers]'
+    pip install '.[transformers]'
     python examples/transformers_trainer.py                                    # one process
     torchrun --standalone --nproc-per-node 2 examples/transformers_trainer.py  # two replicas
 
