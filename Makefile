@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean test-jax memory test-large
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean test-jax memory bench-ranks test-large
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -64,6 +64,9 @@ bench: $(DEV_STAMP) ## Measure the speed promises; fails if one is broken. About
 
 bench-network: $(DEV_STAMP) ## Local gradients against DDP over a link of 100 Mbit/s (Linux, as root, iproute2). Some minutes.
 	$(BIN)/python -m benchmarks.network
+
+bench-ranks: $(DEV_STAMP) ## Measure a sync and a step of the tail on 2, 4 and 8 ranks. A few minutes.
+	$(BIN)/python -m benchmarks.ranks
 
 memory: $(DEV_STAMP) ## Measure what hdet takes of the memory of 1, 2 and 4 ranks, at 1, 10 and 100 M parameters. Minutes.
 	$(BIN)/python -m benchmarks.memory --parameters 1e6,1e7,1e8 --ranks 4,2 --optimizer sgd
