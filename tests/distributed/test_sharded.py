@@ -160,7 +160,8 @@ def compare(layout, kind, steps, clip_norm=None, timeout=60):
             torch.testing.assert_close(mine, theirs.detach(), **closeness)
         if losses:  # the writer's
             means = [sum(row) / len(row) for row in losses[1:]]
-            assert means == pytest.approx([r.losses[0] for r in list(records)[1:]], rel=1e-9)
+            expected = [r.losses[0] for r in list(records)[1:]]
+            assert means == pytest.approx(expected, rel=1e-6 if kind == "muon" else 1e-9)
     assert sum(bool(losses) for *_, losses, _ in ranks) == 1
 
 
