@@ -24,6 +24,7 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
 import optax  # pyright: ignore[reportMissingImports]
+import torch
 
 import hdet.jax
 from research.jax_zoo.models import MODELS
@@ -47,11 +48,15 @@ def as_numpy(batch: Any) -> Any:
 class Case:
     """One problem with one seed: data, initial weights and optimizer of the zoo."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, dtype: torch.dtype = torch.float32) -> None:
         self._model, self.problem = MODELS[name], problem_of(name)
         assert isinstance(self.problem, Problem)
-        self.num_steps, self._seed = self.problem.num_steps, seed
-        model = self.problem.build_model(seed)
+        self.num_steps = self.problem.num_steps
+        self.job = Job(
+            task=self.problem, start_lr=1.0, steps=self.num_steps, seed=seed,
+            num_replicas=self.problem.num_replicas, optimizer_kind="adamw",
+        )  # fmt: skip
+        model = self.problem.build_model(seed).to(dtype)
         buffers = {name: tensor.numpy() for name, tensor in model.named_buffers()}
         self.params = {name: jnp.array(tensor.detach().numpy()) for name, tensor in model.named_parameters()}
         self.loss_fn = lambda params, batch: self._model.loss_fn(params, buffers, batch)
@@ -66,11 +71,7 @@ class Case:
 
     def batches(self) -> Iterator[Any]:
         """One for each step, those of all replicas joined."""
-        job = Job(
-            task=self.problem, start_lr=1.0, steps=self.num_steps, seed=self._seed,
-            num_replicas=self.problem.num_replicas, optimizer_kind="adamw",
-        )  # fmt: skip
-        return map(as_numpy, job.batches())
+        return map(as_numpy, self.job.batches())
 
     def train(self, tx: Any, num_steps: int, peaks: list[float] | None = None) -> list[float]:
         """Held-out losses after training, one for each peak learning rate. All train at the same time."""
