@@ -101,7 +101,6 @@ def main() -> None:
         what = {
             "command": "python scripts/picture_of_search.py --again",
             "task": "charlm",
-            "steps": STEPS,
             "replicas": NUM_REPLICAS,
             "seed": SEED,
             "final_loss": final_loss,

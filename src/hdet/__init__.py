@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hdet import presets, testing
     from hdet.auto import AutoLR
     from hdet.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from hdet.core.controller import Controller
@@ -106,9 +107,11 @@ __all__ = [
     "find_lr",
     "finite_mean_hook",
     "load_checkpoint",
+    "presets",
     "prior_from",
     "read_records",
     "save_checkpoint",
+    "testing",
     "warm_start",
 ]
 
@@ -166,9 +169,11 @@ _MODULES = {
     "find_lr": "hdet.find",
     "finite_mean_hook": "hdet.replicas",
     "load_checkpoint": "hdet.checkpoints",
+    "presets": "hdet",
     "prior_from": "hdet.schedules.prior",
     "read_records": "hdet.telemetry",
     "save_checkpoint": "hdet.checkpoints",
+    "testing": "hdet",
     "warm_start": "hdet.replicas",
 }
 
@@ -176,6 +181,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'hdet' has no attribute {name!r}")
+    if _MODULES[name] == "hdet":  # a module of the package itself
+        return importlib.import_module(f"hdet.{name}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 

@@ -34,6 +34,7 @@ def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = No
     before, its peaks are.
     """
     if found is not None:
+        found.warn_of_other_length(recipe.total_steps)
         found.write(optimizer)
     for group in optimizer.param_groups:
         if "max_lr" in group:

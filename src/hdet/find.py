@@ -248,7 +248,15 @@ class _Search:
             total_steps=self._total_steps,
         )
         num_bad = int(sum(self._of_all(float(self._num_bad))))
-        return FoundLR.of(found, self._asked, seen=seen, trials=trials, num_steps=num_steps, num_bad=num_bad)
+        return FoundLR.of(
+            found,
+            self._asked,
+            seen=seen,
+            trials=trials,
+            num_steps=num_steps,
+            num_bad=num_bad,
+            total_steps=self._total_steps,
+        )
 
     # --- the two stages ------------------------------------------------------------------------------
 

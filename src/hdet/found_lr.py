@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdet.core.lr_search import Answer, Trial
-from hdet.errors import HdetError
+from hdet.errors import HdetError, HdetWarning
 from hdet.telemetry import RoundRecord, SearchRecord
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = ["FoundLR", "set_rate"]
+
+_LENGTHS_APART = 2
+"""By which factor the length of a run may differ from that of the search, without a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class FoundLR:
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
     """How many steps the search took. All trials at the same time count as one."""
+    total_steps: int
+    """The length of the run that it is for, as :func:`hdet.find_lr` was told."""
 
     @classmethod
     def of(
@@ -52,6 +58,7 @@ class FoundLR:
         trials: Sequence[Trial],
         num_steps: int,
         num_bad: int,
+        total_steps: int,
     ) -> FoundLR:
         """An answer, which is a factor, in learning rates.
 
@@ -62,6 +69,7 @@ class FoundLR:
             trials: the last ones.
             num_steps: that the search took.
             num_bad: batches whose loss was not finite.
+            total_steps: length of the run.
         """
         reason = found.reason
         if num_bad:
@@ -76,6 +84,7 @@ class FoundLR:
             ramp=[(shown * factor, loss) for factor, loss in seen],
             trials=[(shown * trial.factor, trial.score) for trial in trials],
             num_steps=num_steps,
+            total_steps=total_steps,
         )
 
     @property
@@ -99,6 +108,16 @@ class FoundLR:
             f"best one is between {shown(self.low)} and {shown(self.high)}. It comes from {self.reason}. "
             f"The search took {self.num_steps} steps."
         )
+
+    def warn_of_other_length(self, total_steps: int) -> None:
+        """Warn where a run is much longer or shorter than the one that this was searched for."""
+        if max(total_steps, self.total_steps) > _LENGTHS_APART * min(total_steps, self.total_steps):
+            warnings.warn(
+                f"found is for a run of {self.total_steps} steps, but total_steps is {total_steps}. A run of "
+                f"another length needs another learning rate: call find_lr with total_steps={total_steps}",
+                HdetWarning,
+                stacklevel=3,
+            )
 
     def to_record(self, num_replicas: int) -> RoundRecord:
         """The record that goes before those of the run, of the first group that has a learning rate."""

@@ -126,6 +126,16 @@ def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other_net.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("total_steps", [199, 801])
+def test_a_run_of_another_length_than_the_search_is_warned_of(total_steps: int):
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, [batch(0, 0)], loss_of, total_steps=400)
+    hdet.AutoLR(optimizer, total_steps=400 - found.num_steps, model=net, found=found).close()
+    with pytest.warns(hdet.HdetWarning, match=f"a run of 400 steps, but total_steps is {total_steps}"):
+        hdet.AutoLR(optimizer, total_steps=total_steps, model=net, found=found)
+
+
 def test_what_was_found_is_recorded():
     net, records = Net(), hdet.Records()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)

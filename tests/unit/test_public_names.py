@@ -1,6 +1,8 @@
 """The public names of the package, which are imported when they are used."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,13 @@ def test_every_public_name_resolves_and_is_listed():
     assert set(hdet._MODULES) == set(hdet.__all__) - {"__version__"}
     assert set(hdet.__all__) <= set(dir(hdet))
     for name in hdet._MODULES:
-        assert getattr(hdet, name).__name__ == name
+        assert getattr(hdet, name).__name__.removeprefix("hdet.") == name
+
+
+@pytest.mark.parametrize("name", [name for name, module in hdet._MODULES.items() if module == "hdet"])
+def test_a_module_needs_no_import_of_its_own(name: str):
+    command = f"import hdet; assert hdet.{name}.__all__"
+    subprocess.run([sys.executable, "-c", command], check=True)
 
 
 def test_type_checkers_see_the_same_names_from_the_same_modules():

@@ -17,7 +17,7 @@ from hdet.core.merge import (
     elastic_step,
     outer_step,
 )
-from hdet.ensemble.state import check_keys, check_tensors
+from hdet.ensemble.state import check_keys, check_weights
 from hdet.errors import HdetError
 from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part
@@ -237,14 +237,7 @@ class Merging:
             )
         check_keys("state_dict merge", state, tuple(self._copies))
         for name in self._copies:
-            check_tensors(f"state_dict merge {name}", state[name], self._replicas.weights(), self._fits)
-
-    def _fits(self, saved: Tensor, weights: Tensor) -> bool:
-        """Whether the shapes are equal; of virtual replicas there may be another number of rows."""
-        saved, has_rows = local_part(saved), hasattr(self._replicas, "num_distinct")
-        return saved.shape == weights.shape or (
-            has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == weights.shape[1]
-        )
+            check_weights(f"state_dict merge {name}", state[name], self._replicas)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Load a checkpoint, also one of another number of replicas. It is called after :meth:`begin`."""

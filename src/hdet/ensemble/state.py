@@ -10,6 +10,9 @@ from torch import Tensor
 
 from hdet.core.checks import require_count, require_flag, require_number
 from hdet.explore import Tunable
+from hdet.replicas import Replicas
+from hdet.replicas.shards import local_part
+from hdet.replicas.stacked import StackedReplicas
 
 __all__ = [
     "VERSION",
@@ -21,6 +24,7 @@ __all__ = [
     "check_tensors",
     "check_tunables",
     "check_version",
+    "check_weights",
 ]
 
 VERSION = 4
@@ -111,6 +115,19 @@ def check_losses(state: Mapping[str, Any]) -> None:
         raise TypeError(f"state_dict losses must be a list, got {state['losses']!r}")
     for row in state["losses"]:
         check_numbers("state_dict losses", row, 3)
+
+
+def check_weights(name: str, saved: object, replicas: Replicas) -> None:
+    """Raise unless these have the shapes of the weights. There may have been another number of rows."""
+    has_rows = isinstance(replicas, StackedReplicas)
+
+    def fits(saved: Tensor, here: Tensor) -> bool:
+        saved = local_part(saved)
+        return saved.shape == here.shape or (
+            has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
+        )
+
+    check_tensors(name, saved, replicas.weights(), fits)
 
 
 def check_tensors(

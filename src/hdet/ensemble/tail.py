@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.ensemble.state import check_counts, check_keys, check_tensors
+from hdet.ensemble.state import check_counts, check_keys, check_weights
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.shards import local_part
 from hdet.replicas.sliced import ALONE, SlicedCopy
@@ -222,15 +222,7 @@ class Tail:
         check_keys("state_dict tail", state, ("mean", "num_taken", "first_step"))
         check_counts("state_dict tail", state, ("num_taken", "first_step"))
         if self._steps:
-            check_tensors("state_dict tail mean", state["mean"], self._replicas.weights(), self._fits)
-
-    def _fits(self, saved: Tensor, weights: Tensor) -> bool:
-        """Whether the shapes are equal; of virtual replicas there may be another number of rows."""
-        has_rows = hasattr(self._replicas, "num_distinct")
-        saved = local_part(saved)
-        return saved.shape == weights.shape or (
-            has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == weights.shape[1]
-        )
+            check_weights("state_dict tail mean", state["mean"], self._replicas)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""

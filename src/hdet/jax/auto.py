@@ -67,6 +67,8 @@ def auto_lr(
             f"found must be what hdet.jax.find_lr returned, or None, got {found!r} of type "
             f"{type(found).__name__}"
         )
+    if found is not None:
+        found.warn_of_other_length(total_steps)
     tail = tail_steps(total_steps, recipe.average_tail)
     knots = [0, round(recipe.warmup * total_steps), total_steps]  # the shape is linear between these
     factors = [recipe.shape(step) for step in knots]

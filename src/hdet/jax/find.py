@@ -184,7 +184,13 @@ class _Search:
             total_steps=self._total_steps,
         )
         return FoundLR.of(
-            found, self._asked, seen=seen, trials=trials, num_steps=num_steps, num_bad=self._num_bad
+            found,
+            self._asked,
+            seen=seen,
+            trials=trials,
+            num_steps=num_steps,
+            num_bad=self._num_bad,
+            total_steps=self._total_steps,
         )
 
     def _ramp(self) -> tuple[list[tuple[float, float]], float, Any]:

@@ -664,7 +664,15 @@ def test_a_failed_construction_leaves_the_optimizer_free_and_unchanged() -> None
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     before = {**optimizer.param_groups[0]}
     found = hdet.FoundLR(
-        lr=[0.7], low=[0.1], high=[1.0], asked=[0.1], reason="", ramp=[(0.1, 1.0)], trials=[], num_steps=9
+        lr=[0.7],
+        low=[0.1],
+        high=[1.0],
+        asked=[0.1],
+        reason="",
+        ramp=[(0.1, 1.0)],
+        trials=[],
+        num_steps=9,
+        total_steps=100,
     )
     with pytest.raises(ValueError, match="shares none with it"):
         hdet.AutoLR(optimizer, total_steps=100, model=nn.Linear(2, 1), found=found)
