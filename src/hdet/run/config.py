@@ -131,6 +131,12 @@ class RunConfig:
                 require_number(f"explore {name}", spread, at_least=0)
             else:
                 require_number(f"explore {name}", spread, at_least=0, below=1)
+        if self.explore and self.controller == "paper":
+            raise ValueError(
+                "controller must be log, guard or none where more than the learning rate is explored, got "
+                f"paper with explore {', '.join(self.explore)}: the paper's controller would let it decay to "
+                "nearly zero"
+            )
         if self.find and self.steps < LEAST_STEPS:
             raise ValueError(
                 f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "

@@ -12,7 +12,7 @@ import math
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -212,19 +212,23 @@ def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any
         texts: what was given.
         flag: for the error.
 
-    >>> parse_options(["width=32", "model=conv"])
-    {'width': 32, 'model': 'conv'}
+    >>> parse_options(["width=32", "model=conv", "dropout=.5"])
+    {'width': 32, 'model': 'conv', 'dropout': 0.5}
     """
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (equals and name):
             raise ValueError(f"{flag} must be NAME=VALUE, got {text!r}")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
+        options[name] = _value_of(value)
     return options
+
+
+def _value_of(text: str) -> Any:
+    for read in (json.loads, float):  # JSON has no number like .5 or 1.
+        with suppress(ValueError):
+            return read(text)
+    return text
 
 
 def options_of(task: Task) -> dict[str, Any]:

@@ -100,6 +100,7 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
         (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
         (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
+        (["--explore", "weight_decay=.5", "--controller", "paper"], "controller must be log, guard or none"),
         (["--find", "--steps", "40"], "steps must be at least 50 to find the learning rate, got 40"),
     ):
         out, err = hdet("run", *QUICK, *arguments, expect=2)
