@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.core.checks import require_count
-from hdet.errors import CheckpointError, HdetWarning
+from hdet.errors import CheckpointError, HdetWarning, warn
 from hdet.replicas.exchange import digest, exchange
 from hdet.replicas.group import ReplicaGroup
 
@@ -144,7 +143,7 @@ def load_checkpoint(path: str | Path, /, **parts: Any) -> Checkpoint | None:
     if checkpoint is None:
         return None
     for reason in checkpoint.skipped:
-        warnings.warn(f"{reason}: {checkpoint.path.name} is used", HdetWarning, stacklevel=2)
+        warn(f"{reason}: {checkpoint.path.name} is used", HdetWarning)
     checkpoint.load_into(**parts)
     return checkpoint
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import json
+import warnings
 from urllib.parse import unquote, urlsplit
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "ReplicaMissingError",
     "ReplicasDifferError",
     "install_command",
+    "warn",
 ]
 
 
@@ -69,6 +72,18 @@ class NoEffectWarning(HdetWarning):
 
 class NotConvergedWarning(HdetWarning):
     """State was saved while the replicas' parameters differ."""
+
+
+def warn(text: str, category: type[Warning] = HdetWarning) -> None:
+    """Warn, and point at the line of the user's code that led here, however deep in hdet this is called."""
+    frame, stacklevel = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _ON_THE_WAY:
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(text, category, stacklevel=stacklevel)
+
+
+_ON_THE_WAY = ("hdet", "contextlib", "torch")
+"""Packages whose lines a warning does not point at."""
 
 
 def install_command(extra: str) -> str:

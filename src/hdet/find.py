@@ -61,6 +61,10 @@ __all__ = ["find_lr"]
 
 _log = logging.getLogger(__name__)
 
+_SPLIT = (
+    ", with a batch or with a part of one. It cuts the tensors of a batch along their first dimension. If "
+    "yours cannot be cut like that, put each batch into an object of a class of your own: it is left whole"
+)
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
 _LEAST_FOR_BATCH_NORM = 4
@@ -417,7 +421,7 @@ class _Search:
         except Exception as error:
             add_note = getattr(error, "add_note", None)  # from Python 3.11 on
             if add_note is not None:
-                add_note("hdet.find_lr called loss(model, batch), with a batch or a part of one")
+                add_note(f"hdet.find_lr called loss(model, batch){_SPLIT if self._num_parts > 1 else ''}")
             raise
         return scalar_of("loss must return", loss)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdet.core.lr_search import Answer, Trial
-from hdet.errors import HdetError, HdetWarning
+from hdet.core.lr_search import Answer, Trial, should_search_again
+from hdet.errors import HdetError, HdetWarning, warn
 from hdet.telemetry import RoundRecord, SearchRecord
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class FoundLR:
     """The learning rates that the optimizer had, which is the user's guess."""
     reason: str
     """How the answer came about, in words."""
-    ramp: list[tuple[float, float]]
+    ramp: list[tuple[float, float]] = field(repr=False)
     """Learning rate of the first group that has one, and loss, for each step of the ramp."""
-    trials: list[tuple[float, float | None]]
+    trials: list[tuple[float, float | None]] = field(repr=False)
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
     """How many steps the search took. All trials at the same time count as one."""
@@ -99,29 +98,46 @@ class FoundLR:
         """Whether the search could not tell, so that your guess stays."""
         return self.lr == self.asked
 
+    @property
+    def should_search_again(self) -> bool:
+        """Whether a second search, with this answer as the guess, would know more than the range says.
+
+        The answer is more than 300 times off your guess, or the highest trial did best.
+        """
+        first = self._first_group
+        return should_search_again(self.asked[first], self.lr[first], self.trials)
+
+    @property
+    def _first_group(self) -> int:
+        """The first that has a learning rate."""
+        return next(i for i, lr in enumerate(self.asked) if lr)
+
     def __str__(self) -> str:
         def shown(values: Sequence[float]) -> str:
             return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
 
+        sureness = (
+            f"In four cases of five the best one is between {shown(self.low)} and {shown(self.high)}."
+            if not self.should_search_again
+            else "The search could not look far enough. Search again with this one as your guess."
+        )
         return (
-            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). In four cases of five the "
-            f"best one is between {shown(self.low)} and {shown(self.high)}. It comes from {self.reason}. "
-            f"The search took {self.num_steps} steps."
+            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). {sureness} "
+            f"It comes from {self.reason}. The search took {self.num_steps} steps."
         )
 
     def warn_of_other_length(self, total_steps: int) -> None:
         """Warn where a run is much longer or shorter than the one that this was searched for."""
         if max(total_steps, self.total_steps) > _LENGTHS_APART * min(total_steps, self.total_steps):
-            warnings.warn(
+            warn(
                 f"found is for a run of {self.total_steps} steps, but total_steps is {total_steps}. A run of "
                 f"another length needs another learning rate: call find_lr with total_steps={total_steps}",
                 HdetWarning,
-                stacklevel=3,
             )
 
     def to_record(self, num_replicas: int) -> RoundRecord:
         """The record that goes before those of the run, of the first group that has a learning rate."""
-        first = next(i for i, lr in enumerate(self.asked) if lr)
+        first = self._first_group
         search = SearchRecord(
             asked=self.asked[first],
             found=self.lr[first],

@@ -5,6 +5,7 @@ A command imports torch, and what needs it, in its function, so that ``--help`` 
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -27,7 +28,8 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (run, resume, sweep, report, doctor, plan):
-    app.command()(command)
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(command)
 
 
 @app.callback(invoke_without_command=True)

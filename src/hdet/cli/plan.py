@@ -11,6 +11,7 @@ from rich.table import Table
 from hdet.cli.options import Json
 from hdet.cli.output import Screen, usage_errors
 from hdet.core.recipe import Recipe
+from hdet.report.words import count as count_of
 from hdet.run.memory_cost import MemoryCost, memory_cost, num_moments_of
 from hdet.run.search_cost import SearchCost, search_cost
 from hdet.run.sync_cost import Plan
@@ -95,7 +96,8 @@ def plan(
             steps, replicas, batch_size=batch_size, num_shards=shards, bytes_on_rank=memory.parameters
         )
     screen.show(_memory_table(memory, count, replicas, shards))
-    screen.show(_sync_table(links, recipe.steps_per_round, steps, step_seconds))
+    if replicas * shards > 1:
+        screen.show(_sync_table(links, recipe.steps_per_round, steps, step_seconds))
     screen.show(_search_table(search, steps))
     screen.say(
         f"Settings: {latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
@@ -127,7 +129,9 @@ def _known(sync: Plan, step_seconds: float | None) -> dict[str, Any]:
 
 
 def _memory_table(memory: MemoryCost, count: int, replicas: int, shards: int) -> Table:
-    title = f"Memory of each rank: {count:,} parameters, {replicas} replicas of {shards} rank(s)"
+    title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}"
+    if shards > 1:
+        title += f" of {count_of(shards, 'rank')} each"
     table = Table("part", "bytes", "of the parameters", title=title, title_justify="left")
     rows = {
         "training itself: parameters, gradients, moments": memory.training,

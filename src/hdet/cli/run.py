@@ -28,7 +28,9 @@ class Engine(str, Enum):
 
 def run(
     task: TaskName = "feed",
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate (default: the task's).")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Your guess of the learning rate (default: the task's).")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the task's).")] = None,
     replicas: Annotated[int, typer.Option(help="Number of replicas, N.")] = 8,
     engine: Annotated[

@@ -24,6 +24,6 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
         if is_empty:
             raise ValueError(
-                "batches must have at least one batch, or be able to start over, but it ended: pass the "
-                "DataLoader itself instead of an iterator over it"
+                "batches must have at least one batch, or be able to start over, but they ran out: pass the "
+                "DataLoader itself, not iter(loader) or a generator"
             )

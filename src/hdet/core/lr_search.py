@@ -27,6 +27,7 @@ __all__ = [
     "ramp_factor",
     "should_lengthen",
     "should_move",
+    "should_search_again",
     "soft_minimum",
     "trial_factors",
     "trial_shape",
@@ -67,6 +68,8 @@ less: it goes with the root of their length."""
 _BELOW, _ABOVE = 2.2, 10.0
 """In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
 below and above the answer: trials favour learning rates that pay soon, which are low."""
+_FARTHEST = 300.0
+"""How far from the user's number an answer can be for this to hold. It was measured up to 100."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +304,30 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
         )
     factor = math.exp(weigh(math.log(evidence), error))
     return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
+
+
+def should_search_again(asked: float, found: float, trials: Sequence[Sequence[float | None]]) -> bool:
+    """Whether the answer lies where the search could not look well, so that its range means little.
+
+    It is very far from the user's number, or the highest learning rate that was tried did best.
+
+    Args:
+        asked: the user's learning rate.
+        found: the answer.
+        trials: learning rate and score of each. None where the loss was not finite.
+
+    >>> should_search_again(1e-5, 1e-3, [(1e-3, 2.0), (1e-2, 1.5), (1e-1, None)])
+    False
+    >>> should_search_again(1e-7, 1e-3, [(1e-3, 2.0), (1e-2, 1.5), (1e-1, None)])
+    True
+    >>> should_search_again(1e-5, 1e-3, [(1e-4, 2.0), (1e-3, 1.5)])
+    True
+    """
+    if found == asked or not (0 < asked < math.inf and 0 < found < math.inf):
+        return False  # the search could not tell, and says so
+    scored = [(score, lr) for lr, score in trials if lr is not None and score is not None]
+    is_highest = bool(scored) and min(scored)[1] == max(lr for lr, _ in trials if lr is not None)
+    return is_highest or abs(math.log(found / asked)) > math.log(_FARTHEST)
 
 
 def _kept(why: str) -> Answer:

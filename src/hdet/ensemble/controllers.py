@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from hdet.core.controller import Controller
 from hdet.core.decay import num_controlled_rounds
 from hdet.core.guard import Guard
@@ -11,7 +9,7 @@ from hdet.ensemble.comparing import ComparingSteering
 from hdet.ensemble.guarding import GuardSteering
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
-from hdet.errors import HdetWarning
+from hdet.errors import HdetWarning, warn
 from hdet.explore import ExploredValues
 from hdet.replicas import Replicas
 
@@ -87,9 +85,8 @@ def _check_comparing(
             "loss on one fixed batch, or leave the controller off"
         )
     if not values.explores:
-        warnings.warn(
+        warn(
             "the controller has nothing to compare at spread 0: only its decay acts",
             HdetWarning,
-            stacklevel=4,
         )
     return num_rounds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +37,7 @@ from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.ensemble.tail import Tail
 from hdet.ensemble.warn_once import WarnOnce
-from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError
+from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.explore.values import hyperparameters_of
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
@@ -317,6 +316,10 @@ class Ensemble:
             )
         )
 
+    def __repr__(self) -> str:
+        end = "" if self.total_steps is None else f" of {self.total_steps}"
+        return f"<{type(self).__name__} at step {self.num_steps}{end}>"
+
     # --- what users call -----------------------------------------------------------------------------
 
     def observe(self, loss: Tensor | float) -> None:
@@ -347,6 +350,13 @@ class Ensemble:
                 "last value. Pass the true number of steps as total_steps",
                 HdetWarning,
             )
+        elif self._is_finished:
+            self._warn(
+                "after finish",
+                f"step() was called after finish(), which ended the run at step {self.num_steps}: the mean "
+                "of the last weights is not made again",
+                HdetWarning,
+            )
         self.num_steps += 1
         self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
@@ -369,9 +379,10 @@ class Ensemble:
         if changed_outside:
             self._warn(
                 "changed outside",
-                "the learning rate, or another value that hdet sets, was changed by somebody else since the "
-                "last step: remove your own scheduler and what else writes it. hdet.Ensemble(scheduler=...) "
-                "takes a schedule of yours, and found.write(optimizer) gives it what was found",
+                "the learning rate, or another value that hdet sets, was changed by something other than "
+                "hdet since the last step: remove your own scheduler and what else writes it. "
+                "hdet.Ensemble(scheduler=...) takes a schedule of yours, and found.write(optimizer) gives it "
+                "what was found",
                 HdetWarning,
             )
         if record is not None:
@@ -403,7 +414,15 @@ class Ensemble:
         """
         self._require_open("finish()")
         self._converge()
+        if self._tail.is_to_come and self.replicas.is_writer:
+            _log.warning(
+                "step %d of %s: finish() ends the run before its tail, so there is no mean of the last "
+                "weights. If this was the planned end, pass the true number of steps as total_steps",
+                self.num_steps,
+                self.total_steps,
+            )
         self._tail.finish(self.num_steps)
+        self._is_finished = True
         self.replicas.share_gradients(True)
 
     @contextmanager
@@ -460,18 +479,16 @@ class Ensemble:
             differ = self.replicas.differ and self.replicas.has_others
             is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
             if self._is_apart and not is_new and (differ or self.replicas.needs_syncs):
-                warnings.warn(
+                warn(
                     "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep "
                     "others and drop this round's losses: call converge() on every replica before saving",
                     NotConvergedWarning,
-                    stacklevel=2,
                 )
         if self._tail.is_in_parts:
-            warnings.warn(
+            warn(
                 "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and "
                 "the tail would begin again: call converge() on every replica before saving",
                 NotConvergedWarning,
-                stacklevel=2,
             )
         if not self.replicas.all_finite(self.replicas.weights()):
             raise NotFiniteError(
@@ -481,6 +498,7 @@ class Ensemble:
         return {
             "version": VERSION,
             "num_steps": self.num_steps,
+            "total_steps": self.total_steps,
             "peaks": [list(peak) for peak in self._peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
             "losses": [list(row) for row in self._losses.rows],
@@ -508,6 +526,15 @@ class Ensemble:
         self._merging.load_state_dict(state_dict.get("merge"))
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
+        planned = state_dict.get("total_steps", self.total_steps)
+        if planned != self.total_steps and self.replicas.is_writer:
+            _log.warning(
+                "step %d: a checkpoint of a run of %s steps is loaded into one of %s, so the learning rate "
+                "jumps",
+                self.num_steps,
+                planned,
+                self.total_steps,
+            )
         num_saved = len(state_dict["losses"])
         if num_saved != self.replicas.count and self.replicas.is_writer:
             _log.warning(
@@ -540,6 +567,7 @@ class Ensemble:
 
     def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
+        self._is_finished = False
         self._merging.begin(num_steps, begins_equal=begins_equal)
         self._counter.has_moved = False
         self._tail.begin(is_checked=self._has_rounds and not self._merging.parts_replicas)

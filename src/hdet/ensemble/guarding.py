@@ -117,7 +117,7 @@ class GuardSteering(Steering):
         if usable:
             (point, self._memory), self._copies = usable[0], []  # the next time further back
             point.restore()
-            why = "the loss has collapsed, so the run goes back a little"
+            why = "the loss has collapsed, so earlier weights are put back"
         else:
             assert self._initial is not None
             self._initial.restore()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.errors import HdetError
+from hdet.errors import HdetError, warn
 
 __all__ = ["StepCounter"]
 
@@ -32,11 +32,17 @@ class StepCounter:
         self.has_moved = True
         """Whether parameters may have changed since replicas were averaged. At first nobody knows."""
         self._num_uncounted, self._is_called = 0, False
+        self._used: tuple[Tensor, Tensor, int] | None = None  # until the first call that counts
+        self._knows_order = False
 
     def optimizer_stepped(self) -> None:
         """After every step of the optimizer. Raises if the one before was not counted."""
         self.has_seen_steps = self.has_moved = True
         self._num_uncounted += 1
+        if not self._knows_order:
+            self._used = next(
+                ((p, p.grad, _version(p.grad)) for p in self._parameters if p.grad is not None), None
+            )
         if self._num_uncounted > (1 if self._is_called else _MOST_BEFORE_THE_FIRST_CALL):
             raise HdetError(
                 f"step() must be called after every optimizer step, but the optimizer has made "
@@ -47,7 +53,24 @@ class StepCounter:
     def takes_call(self) -> bool:
         """Whether the optimizer has stepped since the last call."""
         has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
+        if has_stepped and not self._knows_order:
+            self._check_order()
         return has_stepped or not (self.has_seen_steps or self._is_skipped())
+
+    def _check_order(self) -> None:
+        """Warn if there are newer gradients than those that the optimizer has used."""
+        used, self._used, self._knows_order = self._used, None, True
+        if used is None:
+            return
+        parameter, gradient, version = used
+        now = parameter.grad
+        # One write may be zero_grad(set_to_none=False). A backward pass after it is another.
+        if now is not None and (now is not gradient or _version(now) > version + 1):
+            warn(
+                "step() must be called after optimizer.step(), but it was called between backward() and "
+                "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
+                "the call below optimizer.step()"
+            )
 
     def _is_skipped(self) -> bool:
         before, self._versions = self._versions, _versions(self._parameters)
@@ -56,4 +79,8 @@ class StepCounter:
 
 def _versions(parameters: Sequence[Tensor]) -> list[int]:
     """Numbers that grow whenever a parameter is written. No device is asked."""
-    return [p._version for p in parameters]  # noqa: SLF001
+    return [_version(p) for p in parameters]
+
+
+def _version(tensor: Tensor) -> int:
+    return tensor._version  # noqa: SLF001

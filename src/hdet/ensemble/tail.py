@@ -156,6 +156,11 @@ class Tail:
             self._whole = mean.whole()
 
     @property
+    def is_to_come(self) -> bool:
+        """Whether there is to be a mean, and no step of it was made yet."""
+        return self._mean is not None and not self._mean.num_taken
+
+    @property
     def is_in_parts(self) -> bool:
         """Whether a checkpoint now could not hold the mean, because :meth:`hold_whole` was not called."""
         mean = self._mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from hdet.errors import warn
 
 __all__ = ["WarnOnce"]
 
@@ -23,4 +23,4 @@ class WarnOnce:
         if key not in self._told:
             self._told.add(key)
             if not self._is_silent:
-                warnings.warn(text, category, stacklevel=4)
+                warn(text, category)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -10,7 +9,7 @@ from typing import Literal, Protocol
 from torch.optim import Optimizer
 
 from hdet.core.checks import require_choice, require_number
-from hdet.errors import NoEffectWarning
+from hdet.errors import NoEffectWarning, warn
 from hdet.explore.slots import Slot
 from hdet.explore.tunable import Tunable
 
@@ -101,11 +100,10 @@ class Spreading:
                 )
         if tunable.spread > 0 and tunable.share == 0:
             where = "zero" if slots[0].scheduled == 0 else f"{slots[0].scheduled!r}, at the end of its range"
-            warnings.warn(
+            warn(
                 f"{name} is {where}: a spread around it that is a share of the base has no width, so nothing "
                 "is explored. Start it at another value",
                 NoEffectWarning,
-                stacklevel=5,
             )
         return [tunable]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -11,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import NoEffectWarning
+from hdet.errors import NoEffectWarning, warn
 from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable
@@ -61,11 +60,10 @@ class _ModuleSlots(Spreading):
                         read_number(where, value)
                         slots.append(_attribute_slot(module, attribute))
         if not slots:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} found no {self._looked_for()} in {type(self.model).__name__}, "
                 f"pattern {self.pattern!r}: nothing is explored",
                 NoEffectWarning,
-                stacklevel=4,
             )
         return self._tunable(name, slots, changes_loss=self.changes_loss)
 

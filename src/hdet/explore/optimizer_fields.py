@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.core.checks import require_flag, require_number
-from hdet.errors import NoEffectWarning
+from hdet.errors import NoEffectWarning, warn
 from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot
 from hdet.explore.tunable import Tunable
@@ -77,11 +76,10 @@ class OptimizerField(Spreading):
         slots = [(i, slot) for i, slot in found if slot is not None]
         if not slots:
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} found no {looked_for} in the groups of {type(optimizer).__name__}: "
                 "nothing is explored",
                 NoEffectWarning,
-                stacklevel=4,
             )
             return []
         if not self.per_group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hdet.core.majority import largest_agreement
-from hdet.errors import HdetWarning, ReplicasDifferError
+from hdet.errors import HdetWarning, ReplicasDifferError, warn
 from hdet.replicas.exchange import exchange_within
 from hdet.replicas.group import ReplicaGroup
 
@@ -118,7 +117,7 @@ class Equality:
 
     def _warn(self, text: str) -> None:
         if self._group.index == 0:
-            warnings.warn(text, HdetWarning, stacklevel=8)
+            warn(text, HdetWarning)
 
     @torch.no_grad()
     def _measure(

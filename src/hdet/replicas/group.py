@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hdet.errors import HdetWarning
+from hdet.errors import HdetWarning, warn
 from hdet.replicas.device import accelerator
 from hdet.replicas.shards import is_sharded
 
@@ -74,12 +73,11 @@ class ReplicaGroup:
                     f"got {process_group!r}: call torch.distributed.init_process_group first"
                 )
             if fallback_count > 1:
-                warnings.warn(
+                warn(
                     f"replica {fallback_index} of {fallback_count} was asked for, but torch.distributed is "
                     "not running: values are spread, parameters and losses are not shared. "
                     "Call torch.distributed.init_process_group first",
                     HdetWarning,
-                    stacklevel=3,
                 )
             else:
                 _warn_if_launched()
@@ -180,10 +178,9 @@ def _warn_if_launched() -> None:
     is_launched = world_size.isdecimal() and int(world_size) > 1 and os.environ.get("RANK", "0") == "0"
     if is_launched and "launched" not in _told:
         _told.add("launched")
-        warnings.warn(
+        warn(
             f"WORLD_SIZE={world_size} processes were launched, but torch.distributed is not running: each "
             "trains alone, and nothing is compared or averaged. Call torch.distributed.init_process_group "
             "first",
             HdetWarning,
-            stacklevel=4,
         )

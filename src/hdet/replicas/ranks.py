@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import ConfigurationMismatchError, HdetWarning
+from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
 from hdet.replicas.average import Averager
 from hdet.replicas.equality import Equality, Verdict
 from hdet.replicas.exchange import digest, exchange, exchange_within, require_same_settings
@@ -240,12 +239,11 @@ class RankReplicas:
             return  # nothing has moved yet
         self._is_known_to_part = True
         if len(set(checksums)) == 1 and self.is_writer:
-            warnings.warn(
+            warn(
                 "replicas are equal after a round with gradients='local', so something still averages their "
                 "gradients, or they train on the same batches: pass the DistributedDataParallel module as "
                 "model=, and give each rank its own data",
                 HdetWarning,
-                stacklevel=6,
             )
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from hdet.core.lr_search import should_search_again
 from hdet.report.facts import (
     are_comparable,
     asked_lr,
@@ -203,7 +204,9 @@ def search_sentence(run: Run) -> str:
     if search is None:
         return ""
     text = ""
-    if 0 < search.low < search.high < math.inf:
+    if should_search_again(search.asked, search.found, search.trials):
+        text = "The search could not look far enough. Search again with this learning rate as your guess. "
+    elif 0 < search.low < search.high < math.inf:
         low, high = figure(search.low, 2), figure(search.high, 2)
         text = f"The best learning rate should lie between {low} and {high} in four cases of five. "
     return f"{text}The search took {count(search.num_steps, 'step')}."

@@ -40,7 +40,7 @@ class Check:
 
 
 def examine(
-    folder: str | Path = ".", *, with_self_test: bool = True, time_limit_seconds: float = 60.0
+    folder: str | Path = ".", *, with_self_test: bool = True, time_limit_seconds: float = 120.0
 ) -> list[Check]:
     """Look at everything that a run depends on. Never raises: what goes wrong is a check too.
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from torch import nn
 
 from hdet.checkpoints import Checkpoint
 from hdet.core.assign import derived_seed
-from hdet.errors import AllReplicasFailedError, CheckpointError, HdetWarning
+from hdet.errors import AllReplicasFailedError, CheckpointError, HdetWarning, warn
 from hdet.found_lr import FoundLR
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.run.config import RunConfig
@@ -86,7 +85,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_record: Callable[[RoundRecord], None] = lambda _: None,
     on_found: Callable[[FoundLR], None] = lambda _: None,
-    on_note: Callable[[str], None] = lambda text: warnings.warn(text, HdetWarning, stacklevel=3),
+    on_note: Callable[[str], None] = lambda text: warn(text, HdetWarning),
     should_stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
     device: str = "cpu",

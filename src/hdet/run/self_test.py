@@ -131,15 +131,22 @@ def _failure(folder: Path, codes: Sequence[int | None], time_limit_seconds: floa
     parts = []
     has_failed = any(codes)
     for rank, code in enumerate(codes):
-        if code is None and not has_failed:
+        text = _log_path(folder, rank).read_text(encoding="utf-8", errors="replace")
+        _, is_late, where = text.partition(_LATE)
+        if is_late or (code is None and not has_failed):
             parts.append(f"rank {rank} did not end within {time_limit_seconds:g} s")
         elif code:
             parts.append(f"rank {rank} ended with code {code}")
         else:
             continue
-        text = _log_path(folder, rank).read_text(encoding="utf-8", errors="replace")
-        parts += [f"  {line}" for line in text.splitlines()[-10:]]
+        # The place where it was comes first, and what it said last comes last.
+        lines = where.splitlines()[2:5] if is_late else text.splitlines()[-10:]
+        parts += [f"  {line}" for line in lines]
     return "\n".join(parts)
+
+
+_LATE = "Timeout ("
+"""What faulthandler writes before it says where a process was."""
 
 
 def _log_path(folder: Path, rank: int) -> Path:

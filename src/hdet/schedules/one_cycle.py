@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import check_keys
 from hdet.ensemble.unchanged import unchanged_on_error
-from hdet.errors import HdetWarning
+from hdet.errors import HdetWarning, warn
 from hdet.explore import LearningRate
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.wrapped import plain_optimizer
@@ -176,12 +175,11 @@ class OneCycleAutoLR(OneCycleLR):
                 num_rounds = (total_steps - auto_lr_warmup_steps) / model_sync_interval
                 decay = equation8(div_factor, final_div_factor, num_rounds)
                 if decay < 0:
-                    warnings.warn(
+                    warn(
                         f"decay='equation8' is the printed rule: at div_factor={div_factor:g} and "
                         f"final_div_factor={final_div_factor:g} it raises the learning rate "
                         f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'",
                         HdetWarning,
-                        stacklevel=2,
                     )
             controller = Controller(
                 form="paper",

@@ -15,14 +15,13 @@ import queue
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from hdet.core.checks import require_choice
-from hdet.errors import HdetError, HdetWarning, install_command
+from hdet.errors import HdetError, HdetWarning, install_command, warn
 from hdet.telemetry.record import RoundRecord
 from hdet.telemetry.sinks import RecordSink
 
@@ -122,11 +121,10 @@ class Tracker(abc.ABC):
         except Exception as error:
             self._is_over = True
             self.abandon()
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} failed and is left out from here on, the training continues: "
                 f"{type(error).__name__}: {error}",
                 HdetWarning,
-                stacklevel=3,
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -118,12 +119,49 @@ def test_somebody_elses_tensor_is_found_at_a_sync() -> None:
     ensemble = hdet.Ensemble(optimizer, sync_every=1, replicas=of_four(0))
     optimizer.step()
     optimizer.param_groups[0]["lr"].fill_(0.7)
-    with pytest.warns(hdet.HdetWarning, match="changed by somebody else"):
+    with pytest.warns(hdet.HdetWarning, match="changed by something other than hdet"):
         ensemble.step(1.0)
     assert ensemble.base["lr"] == pytest.approx(0.7)
 
 
 # --- step accounting ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_call_before_the_step_of_the_optimizer_is_warned_of_once(sets_to_none: bool, is_late: bool) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, total_steps=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            optimizer.zero_grad(set_to_none=sets_to_none)
+            parameter.square().sum().backward()
+            if not is_late:
+                ensemble.step(1.0)
+            optimizer.step()
+            if is_late:
+                ensemble.step(1.0)
+    texts = [str(warning.message) for warning in caught]
+    if is_late:
+        assert not texts
+    else:
+        (text,) = texts
+        assert "between backward() and optimizer.step()" in text
+        assert caught[0].filename == __file__
+
+
+def test_gradients_may_be_zeroed_before_the_call() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, total_steps=2)
+    for _ in range(2):
+        parameter.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        ensemble.step(1.0)
+    assert ensemble.num_steps == 2
 
 
 def test_a_call_without_an_optimizer_step_counts_nothing_but_takes_the_loss() -> None:
@@ -293,7 +331,7 @@ def test_somebody_elses_learning_rate_becomes_the_plan_with_a_warning() -> None:
     optimizer, ensemble = make(explore=[hdet.LearningRate(0.5)], replicas=of_four(0))
     optimizer.param_groups[0]["lr"] = 0.7
     optimizer.step()
-    with pytest.warns(hdet.HdetWarning, match=r"changed by somebody else.*scheduler="):
+    with pytest.warns(hdet.HdetWarning, match=r"changed by something other than hdet.*scheduler="):
         ensemble.step()
     assert ensemble.base["lr"] == 0.7
 

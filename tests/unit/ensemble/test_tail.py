@@ -153,3 +153,30 @@ def test_an_evaluation_before_the_end_sees_the_mean_so_far(num_steps: int) -> No
     train(plain, plain_optimizer, plain_ensemble, range(10))
     train(model, optimizer, ensemble, range(num_steps, 10))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_run_that_ends_before_its_tail_is_told_and_so_is_training_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, total_steps=100, average_tail=0.1)
+    optimizer.step()
+    ensemble.step(1.0)
+    ensemble.finish()
+    assert "step 1 of 100: finish() ends the run before its tail" in caplog.text
+    optimizer.step()
+    with pytest.warns(hdet.HdetWarning, match="after finish\\(\\), which ended the run at step 1"):
+        ensemble.step(1.0)
+
+
+def test_a_checkpoint_of_a_run_of_another_length_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def build(total_steps: int) -> hdet.Ensemble:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        return hdet.Ensemble(optimizer, total_steps=total_steps)
+
+    state = build(100).state_dict()
+    build(100).load_state_dict(state)
+    assert not caplog.text
+    build(200).load_state_dict(state)
+    assert "a checkpoint of a run of 100 steps is loaded into one of 200" in caplog.text

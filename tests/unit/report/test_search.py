@@ -82,6 +82,12 @@ def test_what_was_found_is_said() -> None:
     assert (asked_lr(one), found_lr(one)) == (1e-4, 3.2e-3)
 
 
+def test_an_answer_that_is_too_far_off_is_said_to_need_another_search() -> None:
+    assert sentence(run(replace(SEARCH, asked=1e-6))).startswith(
+        "The search could not look far enough. Search again with this learning rate as your guess. "
+    )
+
+
 def test_a_number_that_was_kept_is_said_with_the_reason() -> None:
     kept = replace(
         SEARCH, found=1e-4, reason="your guess, because the search could not tell: no trial learnt anything"

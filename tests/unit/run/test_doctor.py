@@ -93,6 +93,23 @@ def test_a_hang_ends_with_the_time_limit(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert_ended(tmp_path)
 
 
+def test_what_a_late_rank_was_doing_is_said_in_a_few_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = """
+import faulthandler, time
+faulthandler.dump_traceback_later(0.1, exit=True)
+def waits_here(depth=0):
+    time.sleep(60) if depth == 30 else waits_here(depth + 1)
+waits_here()
+"""
+    monkeypatch.setattr(self_test, "_command", lambda *_: command(code, tmp_path))
+    with pytest.raises(SelfTestError, match=r"rank 0 did not end within 50 s\n.*waits_here") as caught:
+        self_test.self_test(time_limit_seconds=50)
+    assert "code 1" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 8
+
+
 def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
     """Alone it waits for the other; it ends by itself, though nobody ends it."""
     for time_limit_seconds in (2.0, 10.0, 50.0):  # a busy machine may not even import torch in the first

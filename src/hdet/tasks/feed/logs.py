@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hdet.core.checks import require_choice
-from hdet.errors import HdetWarning
+from hdet.errors import HdetWarning, warn
 
 __all__ = ["FORMATS", "Log", "read_log"]
 
@@ -190,7 +189,7 @@ def _report(path: Path, num_rows: int, bad: list[tuple[int, str]]) -> None:
             f"log {str(path)!r} must have rows, at most {MAX_BAD_SHARE:.0%} of them bad, but {text}: "
             "correct the file or name its format"
         )
-    warnings.warn(f"log {str(path)!r}: {text}; they are left out", HdetWarning, stacklevel=3)
+    warn(f"log {str(path)!r}: {text}; they are left out", HdetWarning)
 
 
 def _number(text: str, what: str) -> float:
