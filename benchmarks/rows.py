@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
+from hdet.find import find_lr
 from hdet.replicas import Averager, ReplicaGroup
 from hdet.replicas.health import Health
 from hdet.tasks.task import load_task
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
-from research.peers.base import Job
+from research.peers.base import Job, descend
 from tests.helpers.replicas import run_replicas
 
 __all__ = ["ROWS", "Row"]
@@ -306,11 +307,10 @@ def run_rows() -> list[Row]:
     ]
 
 
-def finder_rows() -> list[Row]:
-    """find_lr and AutoLR against plain training of as many steps in all: whole runs in turn."""
-    torch.set_num_threads(1)
-    rows = []
+def _searched_jobs() -> Iterator[tuple[str, Job]]:
+    """Runs of 1000 steps, each with its name and size."""
     for name, options, lr in (
+        ("digits", {}, 0.01),
         ("charlm", {}, 0.05623),
         ("charlm", {"width": 64, "num_layers": 2, "length": 64}, 0.01778),
         ("feed", {}, 0.01),
@@ -318,11 +318,38 @@ def finder_rows() -> list[Row]:
         task = load_task(name, options)
         size = sum(p.numel() for p in task.build_model(0).parameters())
         job = Job(task=task, start_lr=lr, steps=1000, seed=0, num_replicas=8, optimizer_kind="adamw")
+        yield f"{name} with {size:,} parameters", job
+
+
+def search_rows() -> list[Row]:
+    """find_lr alone, for a run of 1000 steps, against these 1000 steps."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, job in _searched_jobs():
+        ours, plain = [], []
+        for _ in range(7):
+            model = job.build_model()
+            optimizer = job.optimizer(model, job.start_lr)
+            start = time.perf_counter()
+            find_lr(model, optimizer, job.batches(), job.task.loss, total_steps=job.steps)
+            ours.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            descend(job, model, optimizer, job.batches(), job.steps // 10)
+            plain.append(10 * (time.perf_counter() - start))
+        rows.append(_row(f"find_lr over the 1000 plain steps that it is for, {name}", None, ours, plain, "s"))
+    return rows
+
+
+def finder_rows() -> list[Row]:
+    """find_lr and AutoLR against plain training of as many steps in all: whole runs in turn."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, job in _searched_jobs():
         methods = [METHODS["plain_linear"], METHODS["hdet_find"]]
         seconds_in_turn(methods[:1], replace(job, steps=20))
         pairs = [seconds_in_turn(methods, job) for _ in range(3)]
         plain, ours = ([seconds or math.nan for seconds in column] for column in zip(*pairs, strict=True))
-        what = f"a run of {name} that finds its learning rate over a plain run, {size:,} parameters"
+        what = f"a run that finds its learning rate over a plain one of as many steps, {name}"
         rows.append(_row(f"{what}, 1000 steps", 1.03, ours, plain, "s"))
     return rows
 
@@ -431,6 +458,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "converge": converge_rows,
     "memory": memory_rows,
     "run": run_rows,
+    "search": search_rows,
     "finders": finder_rows,
     "virtual": virtual_rows,
     "import": import_rows,

@@ -158,7 +158,7 @@ def table(path: Path) -> str:
     runs = json.loads(path.read_text())["runs"]
     torch_records = open_ledger(TORCH_RECORDS).records
     lines = [
-        "| problem | start | found, two seeds | with torch | loss / best of the sweep | with torch |",
+        "| problem | start | found, two seeds | with torch | loss / best of the sweep | loss with torch |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in dict.fromkeys(run["key"][0] for run in runs):
