@@ -114,13 +114,21 @@ def _required(name: str) -> Iterable[Check]:
         yield Check(name, "ok", version)
 
 
+_FOR_DEVELOPERS = ("dev", "docs", "examples", "research", "zoo")
+"""Extras that a user of the library does not need."""
+
+
 def _extras() -> Iterable[Check]:
-    """One check per extra. Nothing is imported."""
+    """One check per extra, and one for all that are absent. Nothing is imported."""
+    absent = []
     by_extra: dict[str, list[_Need]] = {}
     for need in _needs():
-        if need.extra not in ("", "dev") and need.name != "hdet":
+        if need.extra not in ("", *_FOR_DEVELOPERS) and need.name != "hdet":
             by_extra.setdefault(need.extra, []).append(need)
     for extra, needs in by_extra.items():
+        if all(_version(need.name) is None for need in needs):
+            absent.append(extra)
+            continue
         found, is_old, is_missing = [], False, False
         for need in needs:
             version = _version(need.name)
@@ -134,6 +142,9 @@ def _extras() -> Iterable[Check]:
                 found.append(f"{need.name} {version}")
         remedy = install_command(extra) if is_old or is_missing else ""
         yield Check(f"extra {extra}", "warning" if is_old else "ok", ", ".join(found), remedy)
+    if absent:
+        remedy = f"only if you need one: {install_command(absent[0])}"
+        yield Check("other extras", "ok", f"not installed: {', '.join(absent)}", remedy)
 
 
 @dataclass(frozen=True)

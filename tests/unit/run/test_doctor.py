@@ -154,6 +154,8 @@ def requirements(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "typer>=0.15; extra == 'cli'",
         "hdet[cli,wandb]; extra == 'dev'",
         "pytest==9.2.0; extra == 'dev'",
+        "mlflow>=2.20; extra == 'mlflow'",
+        "scipy>=1.11; extra == 'research'",
     ]
 
     def version(name: str) -> str:
@@ -175,7 +177,10 @@ def test_extras(requirements: dict[str, str]) -> None:
     assert checks["extra cli"] == Check(
         "extra cli", "ok", "rich 14.0.0, typer not installed", install_command("cli")
     )
-    assert "extra dev" not in checks
+    assert "extra dev" not in checks and "extra research" not in checks
+    assert checks["other extras"] == Check(
+        "other extras", "ok", "not installed: mlflow", f"only if you need one: {install_command('mlflow')}"
+    )
 
 
 def test_requirements(requirements: dict[str, str]) -> None:
