@@ -32,25 +32,18 @@ from hdet.errors import NotFiniteError
 from hdet.found_lr import FoundLR, set_rate
 from hdet.replicas.average import Averager
 from hdet.replicas.batch_norm import own_statistics
+from hdet.replicas.borrowed import Borrowed
 from hdet.replicas.claims import require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import Health
 from hdet.replicas.local_gradients import mesh_of_replicas
 from hdet.replicas.losses import scalar_of
 from hdet.replicas.rows import size_of, split
-from hdet.replicas.save_point import (
-    WeightsCopy,
-    clear_state,
-    generator_states,
-    put_state,
-    restore_generators,
-    set_aside_state,
-)
+from hdet.replicas.save_point import WeightsCopy
 from hdet.replicas.shards import clip_gradients, local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.supported import require_supported, require_whole_optimizer
-from hdet.replicas.tensors import averaged_tensors, parameters_of
+from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import optimizer_layers, without_ddp
 
@@ -147,16 +140,16 @@ def find_lr(
         with nullcontext() if everyone.within else own_statistics(module):
             found = search.run()
     except BaseException:
-        search.put_back(after_error=True)
+        search.borrowed.put_back(after_error=True)
         raise
-    search.put_back()
+    search.borrowed.put_back()
     if everyone.is_writer:
         _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
     return found
 
 
 class _Search:
-    """One search: what it trains, and what it puts back."""
+    """One search on borrowed weights."""
 
     def __init__(
         self,
@@ -174,20 +167,11 @@ class _Search:
         self._is_shared = bool(everyone.within)
         self._everyone = everyone
         group = ALONE if self._is_shared else everyone
-        reshard(model)
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self._group, self._asked = clip_norm, group, asked
         self._total_steps = total_steps
-        self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
-        self._buffers = [local_part(tensor) for tensor in model.buffers()]
-        self._gradients = [p.grad for p in self._parameters]
-        self._rates = [float(g["lr"]) for g in optimizer.param_groups]
-        self._fields = [_fields_of(g) for g in optimizer.param_groups]
-        self._modes = [(module, module.training) for module in model.modules()]
-        self._equal_group = _equal_group(everyone, self._weights)
-        self._start, self._generators = self._copy(), generator_states()
-        self._moments: dict[Tensor, Any] | None = None  # of the user's optimizer, once the search has begun
+        self.borrowed = Borrowed(model, optimizer, everyone)
+        """What is put back after the search."""
         self._batches = endless(batches)
         self._ahead = [next(self._batches)]  # its size tells how many trials there can be
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -198,42 +182,11 @@ class _Search:
         taken = [probe] if probe is not None else [self._next() for _ in range(_PROBE_STEPS)]
         self._probe, self._num_bad = taken, 0
 
-    def put_back(self, *, after_error: bool = False) -> None:
-        """Leave everything as it was.
-
-        Args:
-            after_error: another rank may not come here. The weights then stay as they are where this rank has
-                but a part of the copy of them.
-        """
-        if self._moments is None or (after_error and not self._start.is_whole):
-            if self._moments is not None:
-                _log.error(
-                    "the search was ended by an error. Each rank has but a part of the copy of the first "
-                    "weights, so the model holds those of a trial: build or load it again before training"
-                )
-            self._start.put_buffers()
-        else:
-            self._start.put("the end of the search")
-        restore_generators(self._generators)
-        if self._moments is not None:
-            put_state(self._optimizer, self._moments)
-        self._put_fields()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            set_rate(group, rate)
-        for module, mode in self._modes:
-            module.training = mode
-        reshard(self._model)
-
-    def _copy(self) -> WeightsCopy:
-        return WeightsCopy(self._weights, self._buffers, self._equal_group)
-
     def run(self) -> FoundLR:
         """The ramp, then trials."""
         if len(self._probe) > 1:  # training batches, of which one may be bad
             finite = [b for b in self._probe if not self._is_bad(b)]
-            self._start.put_buffers()
+            self.borrowed.begin_buffers()
             self._num_bad += len(self._probe) - len(finite)
             self._probe = finite or self._probe
         first_score = self._score()
@@ -266,11 +219,11 @@ class _Search:
 
     def _ramp(self) -> tuple[list[tuple[float, float]], float, WeightsCopy]:
         """Factors and losses; the factor of the lowest loss, and the weights there."""
-        self._begin_at(None)
+        self.borrowed.begin_at(None)
         ramp, seen = Ramp(), list[tuple[float, float]]()
         # Replicas must stay equal in the ramp: each may keep a part of the copy only.
-        is_shared_by_model = mesh_of_replicas(self._everyone, self._parameters) is not None
-        averager, weights = Averager(ALONE if is_shared_by_model else self._everyone), self._copy()
+        is_shared_by_model = mesh_of_replicas(self._everyone, self.borrowed.parameters) is not None
+        averager, weights = Averager(ALONE if is_shared_by_model else self._everyone), self.borrowed.copy()
         while not ramp.is_over:
             step = ramp.num_steps
             self._set_rates(ramp_factor(step, self._sizes.ramp))
@@ -292,7 +245,7 @@ class _Search:
         num_here = self._num_parts
         num_places = self._group.count * num_here
         factors = trial_factors(lead, num_places * self._sizes.num_turns)
-        self._begin_at(weights)
+        self.borrowed.begin_at(weights)
         before = self._score(is_joint=False)
         gains = []
         for turn in range(self._sizes.num_turns):
@@ -331,13 +284,13 @@ class _Search:
         doubtful: int | None = None
         is_settled = False
         while True:
-            self._begin_at(weights)
+            self.borrowed.begin_at(weights)
             if doubtful is not None:
                 if self._is_bad(batches[doubtful]):
                     self._num_bad += 1
                     left_out.add(doubtful)
                     weights.put_buffers()
-                    restore_generators(self._generators)
+                    self.borrowed.begin_generators()
                 else:  # the learning rate is at fault
                     is_settled = True
             if not is_settled:
@@ -368,24 +321,6 @@ class _Search:
 
     # --- one step ------------------------------------------------------------------------------------
 
-    def _begin_at(self, weights: WeightsCopy | None) -> None:
-        """These weights, or those of the start, with the state of the first step, in training mode."""
-        if self._moments is None:
-            self._moments = set_aside_state(self._optimizer)
-        if weights is not None:
-            weights.put("a trial")
-        restore_generators(self._generators)
-        clear_state(self._optimizer)
-        self._put_fields()
-        for parameter in self._parameters:
-            parameter.grad = None
-        reshard(self._model)
-        self._model.train()
-
-    def _put_fields(self) -> None:
-        for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
-            _put_fields(group, fields)
-
     def _set_rates(self, factor: float) -> None:
         for group, asked in zip(self._optimizer.param_groups, self._asked, strict=True):
             set_rate(group, factor * asked)
@@ -405,14 +340,14 @@ class _Search:
             loss.backward()
         value = loss.item()
         if averager is not None and is_joint:
-            trained = [p for p in self._parameters if p.requires_grad]
+            trained = [p for p in self.borrowed.parameters if p.requires_grad]
             for p in trained:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
             averager.average_([local_part(p.grad) for p in trained if p.grad is not None])
         value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
-            clip_gradients(self._parameters, self._clip_norm)
+            clip_gradients(self.borrowed.parameters, self._clip_norm)
         return value
 
     def _loss_of(self, batch: Any) -> Tensor:
@@ -451,31 +386,5 @@ class _Search:
         return self._ahead.pop() if self._ahead else next(self._batches)
 
 
-def _fields_of(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group holds beside parameters and learning rate. Some optimizers count and average there."""
-    fields = {name: value for name, value in group.items() if name not in ("params", "lr")}
-    return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in fields.items()}
-
-
-@torch.no_grad()
-def _put_fields(group: dict[str, Any], fields: dict[str, Any]) -> None:
-    for name in group.keys() - fields.keys() - {"params", "lr"}:
-        del group[name]
-    for name, value in fields.items():
-        if isinstance(value, Tensor) and isinstance(group[name], Tensor):
-            group[name].copy_(value)
-        else:
-            group[name] = value
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
-    """All replicas if they hold the same weights, else this one alone. Collective."""
-    if not everyone.communicates:
-        return ALONE
-    sums = exchange(everyone, [float(Health().checksum(weights))])
-    are_equal = float(len({row[0] for row in sums}) == 1)
-    return everyone if all(row[0] for row in exchange_within(everyone, [are_equal])) else ALONE

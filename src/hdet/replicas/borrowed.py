@@ -1,0 +1,143 @@
+"""Borrowed: a model and its optimizer for a while. They are trained at will, then put back as they were."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.replicas.exchange import exchange, exchange_within
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.health import Health
+from hdet.replicas.save_point import (
+    WeightsCopy,
+    clear_state,
+    generator_states,
+    put_state,
+    restore_generators,
+    set_aside_state,
+)
+from hdet.replicas.shards import local_part, reshard
+from hdet.replicas.sliced import ALONE
+from hdet.replicas.tensors import averaged_tensors
+
+__all__ = ["Borrowed"]
+
+_log = logging.getLogger(__name__)
+
+
+class Borrowed:
+    """Weights, buffers, optimizer, gradients, modes and torch's random numbers, with a copy of all of them.
+
+    Args:
+        model: the bare model.
+        optimizer: the bare optimizer.
+        group: all replicas. Those that hold the same weights keep a part of each copy.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, group: ReplicaGroup) -> None:
+        reshard(model)
+        self._model, self._optimizer = model, optimizer
+        self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        """What the optimizer trains."""
+        self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
+        self._buffers = [local_part(tensor) for tensor in model.buffers()]
+        self._gradients = [p.grad for p in self.parameters]
+        self._rates = [_copy_of(g["lr"]) for g in optimizer.param_groups]
+        self._fields = [_fields_of(g) for g in optimizer.param_groups]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._equal_group = _equal_group(group, self._weights)
+        self._start, self._generators = self.copy(), generator_states()
+        self._moments: dict[Tensor, Any] | None = None  # once there was a first step
+
+    def copy(self) -> WeightsCopy:
+        """Of weights and buffers as they are."""
+        return WeightsCopy(self._weights, self._buffers, self._equal_group)
+
+    def begin_at(self, weights: WeightsCopy | None) -> None:
+        """These weights, or those that the model has, with the state of the first step, in training mode."""
+        if self._moments is None:
+            self._moments = set_aside_state(self._optimizer)
+        if weights is not None:
+            weights.put("a trial")
+        self.begin_generators()
+        clear_state(self._optimizer)
+        self._put_fields()
+        for parameter in self.parameters:
+            parameter.grad = None
+        reshard(self._model)
+        self._model.train()
+
+    def begin_generators(self) -> None:
+        """Torch's random numbers from where they were."""
+        restore_generators(self._generators)
+
+    def begin_buffers(self) -> None:
+        """The buffers as they were."""
+        self._start.put_buffers()
+
+    def put_back(self, *, after_error: bool = False) -> None:
+        """Leave everything as it was.
+
+        Args:
+            after_error: another rank may not come here. The weights then stay as they are where this rank has
+                but a part of the copy of them.
+        """
+        if self._moments is None or (after_error and not self._start.is_whole):
+            if self._moments is not None:
+                _log.error(
+                    "the search was ended by an error. Each rank has but a part of the copy of the first "
+                    "weights, so the model holds those of a trial: build or load it again before training"
+                )
+            self._start.put_buffers()
+        else:
+            self._start.put("the end of the search")
+        self.begin_generators()
+        if self._moments is not None:
+            put_state(self._optimizer, self._moments)
+        self._put_fields()
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            _put(group, "lr", rate)
+        for module, mode in self._modes:
+            module.training = mode
+        reshard(self._model)
+
+    def _put_fields(self) -> None:
+        for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
+            for name in group.keys() - fields.keys() - {"params", "lr"}:
+                del group[name]
+            for name, value in fields.items():
+                _put(group, name, value)
+
+
+def _fields_of(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group holds beside parameters and learning rate. Some optimizers count and average there."""
+    return {name: _copy_of(value) for name, value in group.items() if name not in ("params", "lr")}
+
+
+def _copy_of(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+@torch.no_grad()
+def _put(group: dict[str, Any], name: str, value: Any) -> None:
+    """Write a field, in place where it is a tensor."""
+    if isinstance(value, Tensor) and isinstance(group[name], Tensor):
+        group[name].copy_(value)
+    else:
+        group[name] = value
+
+
+def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
+    """All replicas if they hold the same weights, else this one alone. Collective."""
+    if not everyone.communicates:
+        return ALONE
+    sums = exchange(everyone, [float(Health().checksum(weights))])
+    are_equal = float(len({row[0] for row in sums}) == 1)
+    return everyone if all(row[0] for row in exchange_within(everyone, [are_equal])) else ALONE
