@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
     from hdet.schedules.prior import Prior, prior_from
     from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
-    from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
+    from hdet.telemetry.mlflow import MLflowSink
+    from hdet.telemetry.tee import Tee
+    from hdet.telemetry.tensorboard import TensorBoardSink
+    from hdet.telemetry.wandb import WandbSink
 
 __version__ = "0.1.0"
 
@@ -144,7 +147,7 @@ _MODULES = {
     "LateMerge": "hdet.core.merge",
     "LearningRate": "hdet.explore",
     "LossWeightedMerge": "hdet.core.merge",
-    "MLflowSink": "hdet.telemetry.trackers",
+    "MLflowSink": "hdet.telemetry.mlflow",
     "MeanMerge": "hdet.core.merge",
     "ModuleAttribute": "hdet.explore.module_attributes",
     "Momentum": "hdet.explore",
@@ -160,10 +163,10 @@ _MODULES = {
     "ReplicasDifferError": "hdet.errors",
     "RoundRecord": "hdet.telemetry",
     "Scalar": "hdet.explore.scalar",
-    "Tee": "hdet.telemetry.trackers",
-    "TensorBoardSink": "hdet.telemetry.trackers",
+    "Tee": "hdet.telemetry.tee",
+    "TensorBoardSink": "hdet.telemetry.tensorboard",
     "VirtualEnsemble": "hdet.ensemble",
-    "WandbSink": "hdet.telemetry.trackers",
+    "WandbSink": "hdet.telemetry.wandb",
     "WeightDecay": "hdet.explore",
     "export_schedule": "hdet.schedules",
     "find_lr": "hdet.find",

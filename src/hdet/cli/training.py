@@ -30,7 +30,10 @@ from hdet.run.runner import run as run_training
 from hdet.run.signals import stop_on_signal
 from hdet.tasks.task import Task, load_task
 from hdet.telemetry import RecordSink
-from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, WandbSink
+from hdet.telemetry.mlflow import MLflowSink
+from hdet.telemetry.tee import Tee
+from hdet.telemetry.tensorboard import TensorBoardSink
+from hdet.telemetry.wandb import WandbSink
 
 __all__ = ["screen_of_rank", "train_and_report"]
 

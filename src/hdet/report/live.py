@@ -9,7 +9,7 @@ from pathlib import Path
 from hdet.core.checks import require_number
 from hdet.report.page import build_report
 from hdet.report.runs import Run, read_run
-from hdet.telemetry.trackers import Tracker
+from hdet.telemetry.tracker import Tracker
 
 __all__ = ["LivePage", "follow"]
 
@@ -45,7 +45,7 @@ class LivePage(Tracker):
         self._due = 0.0
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write the page if it is time; see :class:`hdet.telemetry.trackers.Tracker`."""
+        """Write the page if it is time; see :class:`hdet.telemetry.tracker.Tracker`."""
         start = time.monotonic()
         if start < self._due:
             return

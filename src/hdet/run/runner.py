@@ -26,7 +26,7 @@ from hdet.run.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
 from hdet.tasks.task import Task, load_task, options_of
 from hdet.telemetry import JsonlSink, RecordSink, RoundRecord, read_records
 from hdet.telemetry.names import is_learning_rate
-from hdet.telemetry.trackers import Tee
+from hdet.telemetry.tee import Tee
 
 __all__ = ["Progress", "Result", "evaluate", "run"]
 

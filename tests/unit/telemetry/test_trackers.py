@@ -20,7 +20,11 @@ from torch import nn
 
 import hdet
 from hdet import HdetError, HdetWarning, Records, RoundRecord
-from hdet.telemetry.trackers import MLflowSink, Tee, TensorBoardSink, Tracker, WandbSink, scalars
+from hdet.telemetry.mlflow import MLflowSink
+from hdet.telemetry.tee import Tee
+from hdet.telemetry.tensorboard import TensorBoardSink
+from hdet.telemetry.tracker import Tracker, scalars
+from hdet.telemetry.wandb import WandbSink
 
 
 def record(step: int = 10, **more: Any) -> RoundRecord:
@@ -387,7 +391,8 @@ def test_tee_takes_sinks_only() -> None:
 def test_imports_wait_for_the_first_record_and_the_process_for_the_last() -> None:
     code = """
 import sys, time
-from hdet.telemetry.trackers import MLflowSink, TensorBoardSink, WandbSink, _Thread
+from hdet import MLflowSink, TensorBoardSink, WandbSink
+from hdet.telemetry.mlflow import _Thread
 WandbSink(), MLflowSink(), TensorBoardSink("x")
 print([name for name in ("wandb", "mlflow", "tensorboard") if name in sys.modules])
 def slow():
