@@ -20,6 +20,7 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
     and mix in the activations of models that train with another learning rate.
     """
     changed = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    wrapped = {module: module.__dict__["forward"] for module in changed if "forward" in module.__dict__}
     for module in changed:
         module.forward = functools.partial(_BatchNorm.forward, module)
     try:
@@ -27,3 +28,5 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for module in changed:
             del module.forward
+        for module, forward in wrapped.items():  # somebody had put it into this module alone
+            module.forward = forward
