@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import warnings
 from typing import Any
@@ -427,6 +428,27 @@ def run_nan_with_batchnorm(rank: int, bad: int) -> dict[str, torch.Tensor]:
 def test_batchnorm_statistics_are_healed(bad: int) -> None:
     for state in run_replicas(run_nan_with_batchnorm, 2, bad):
         assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def run_from_other_seeds(rank: int, seeds: list[int]) -> list[str]:
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("hdet.replicas.ranks")
+    logger.addHandler(handler)
+    try:
+        torch.manual_seed(seeds[rank])
+        model = nn.Linear(3, 1)
+        hdet.Ensemble(torch.optim.SGD(model.parameters(), lr=0.1), model=model).close()
+    finally:
+        logger.removeHandler(handler)
+    return told
+
+
+def test_replicas_that_begin_with_different_parameters_are_told_of() -> None:
+    assert run_replicas(run_from_other_seeds, 2, [0, 0]) == [[], []]
+    (text,), nothing = run_replicas(run_from_other_seeds, 2, [0, 1])
+    assert "use the same seed on every rank" in text and nothing == []
 
 
 def run_converge_after_warm_start(rank: int) -> torch.Tensor:

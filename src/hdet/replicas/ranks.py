@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -36,6 +37,8 @@ from hdet.replicas.warm_start import add_noise
 from hdet.replicas.wrapped import partitioning_layer, refresh_masters, state_owner
 
 __all__ = ["RankReplicas"]
+
+_log = logging.getLogger(__name__)
 
 
 class RankReplicas:
@@ -127,6 +130,11 @@ class RankReplicas:
             self._has_parted = len({row[0] for row in sums}) > 1
             if self._has_parted:
                 self._require_whole("start from the same parameters")
+                if self.is_writer:
+                    _log.warning(
+                        "replicas begin with different parameters, as after a warm start: the first sync "
+                        "averages them. If you did not ask for it, use the same seed on every rank"
+                    )
 
         def stepped(optimizer: Optimizer, *_: Any) -> None:
             if is_dry_step(optimizer):
