@@ -34,7 +34,6 @@ def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = No
     before, its peaks are.
     """
     if found is not None:
-        found.warn_of_other_length(recipe.total_steps)
         found.write(optimizer)
     for group in optimizer.param_groups:
         if "max_lr" in group:
@@ -112,6 +111,8 @@ class AutoLR(Ensemble):
                 settings = settings_of(recipe, plain, found)
             super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
         self._found = found
+        if found is not None and self.replicas.is_writer:
+            found.warn_of_other_length(total_steps)
         if found is not None and records is not None and self.replicas.is_writer:
             records.write(found.to_record(self.replicas.count))
 

@@ -77,7 +77,7 @@ class NotConvergedWarning(HdetWarning):
 def warn(text: str, category: type[Warning] = HdetWarning) -> None:
     """Warn, and point at the line of the user's code that led here, however deep in hdet this is called."""
     frame, stacklevel = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _ON_THE_WAY:
+    while frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] in _ON_THE_WAY:
         frame, stacklevel = frame.f_back, stacklevel + 1
     warnings.warn(text, category, stacklevel=stacklevel)
 

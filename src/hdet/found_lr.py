@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdet.core.lr_search import Answer, Trial, should_search_again
-from hdet.errors import HdetError, HdetWarning, warn
+from hdet.errors import HdetError, warn
 from hdet.telemetry import RoundRecord, SearchRecord
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class FoundLR:
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
     """How many steps the search took. All trials at the same time count as one."""
-    total_steps: int
-    """The length of the run that it is for, as :func:`hdet.find_lr` was told."""
+    total_steps: int | None = None
+    """The length of the run that it is for. None in what an earlier version has saved."""
 
     @classmethod
     def of(
@@ -128,11 +128,11 @@ class FoundLR:
 
     def warn_of_other_length(self, total_steps: int) -> None:
         """Warn where a run is much longer or shorter than the one that this was searched for."""
-        if max(total_steps, self.total_steps) > _LENGTHS_APART * min(total_steps, self.total_steps):
+        planned = self.total_steps or total_steps
+        if max(total_steps, planned) > _LENGTHS_APART * min(total_steps, planned):
             warn(
-                f"found is for a run of {self.total_steps} steps, but total_steps is {total_steps}. A run of "
-                f"another length needs another learning rate: call find_lr with total_steps={total_steps}",
-                HdetWarning,
+                f"found is for a run of {planned} steps, but total_steps is {total_steps}. A run of another "
+                f"length needs another learning rate: call find_lr with total_steps={total_steps}"
             )
 
     def to_record(self, num_replicas: int) -> RoundRecord:

@@ -133,7 +133,9 @@ def test_a_run_of_another_length_than_the_search_is_warned_of(total_steps: int):
     found = hdet.find_lr(net, optimizer, [batch(0, 0)], loss_of, total_steps=400)
     hdet.AutoLR(optimizer, total_steps=400 - found.num_steps, model=net, found=found).close()
     with pytest.warns(hdet.HdetWarning, match=f"a run of 400 steps, but total_steps is {total_steps}"):
-        hdet.AutoLR(optimizer, total_steps=total_steps, model=net, found=found)
+        hdet.AutoLR(optimizer, total_steps=total_steps, model=net, found=found).close()
+    earlier = hdet.FoundLR(**{k: v for k, v in vars(found).items() if k != "total_steps"})
+    hdet.AutoLR(optimizer, total_steps=total_steps, model=net, found=earlier)
 
 
 def test_what_was_found_is_recorded():

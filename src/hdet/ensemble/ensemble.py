@@ -341,7 +341,16 @@ class Ensemble:
         self._require_open("step()")
         if loss is not None and self._has_rounds:
             self.replicas.add_loss(loss)
-        if not self._counter.takes_call() or skipped:
+        is_counted = self._counter.takes_call()
+        if self._counter.is_called_early:
+            self._warn(
+                "order",
+                "step() must be called after optimizer.step(), but it was called between backward() and "
+                "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
+                "the call below optimizer.step()",
+                HdetWarning,
+            )
+        if not is_counted or skipped:
             return
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._warn(
@@ -353,8 +362,8 @@ class Ensemble:
         elif self._is_finished:
             self._warn(
                 "after finish",
-                f"step() was called after finish(), which ended the run at step {self.num_steps}: the mean "
-                "of the last weights is not made again",
+                f"step() was called after finish(), which ended the run at step {self.num_steps}: from here "
+                "on there is no mean of the last weights",
                 HdetWarning,
             )
         self.num_steps += 1
@@ -414,15 +423,15 @@ class Ensemble:
         """
         self._require_open("finish()")
         self._converge()
-        if self._tail.is_to_come and self.replicas.is_writer:
+        if self._tail.is_to_come(self.num_steps) and self.replicas.is_writer:
             _log.warning(
                 "step %d of %s: finish() ends the run before its tail, so there is no mean of the last "
                 "weights. If this was the planned end, pass the true number of steps as total_steps",
                 self.num_steps,
                 self.total_steps,
             )
+        self._is_finished |= self._tail.is_planned
         self._tail.finish(self.num_steps)
-        self._is_finished = True
         self.replicas.share_gradients(True)
 
     @contextmanager
@@ -526,11 +535,15 @@ class Ensemble:
         self._merging.load_state_dict(state_dict.get("merge"))
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
-        planned = state_dict.get("total_steps", self.total_steps)
-        if planned != self.total_steps and self.replicas.is_writer:
+        planned = state_dict.get("total_steps")
+        if (
+            None not in (planned, self.total_steps)
+            and planned != self.total_steps
+            and self.replicas.is_writer
+        ):
             _log.warning(
-                "step %d: a checkpoint of a run of %s steps is loaded into one of %s, so the learning rate "
-                "jumps",
+                "step %d: the checkpoint is of a run of %d steps, and this one has %d. A schedule that "
+                "depends on the length jumps, or ends at the old length",
                 self.num_steps,
                 planned,
                 self.total_steps,
@@ -549,7 +562,8 @@ class Ensemble:
         """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
         check_version(state_dict)
         check_keys("state_dict", state_dict, _STATE)
-        check_counts("state_dict", state_dict, ("num_steps",))
+        has_length = state_dict.get("total_steps") is not None
+        check_counts("state_dict", state_dict, ("num_steps", "total_steps") if has_length else ("num_steps",))
         check_tunables(state_dict["tunables"], self._values.tunables)
         check_peaks(state_dict["peaks"], self._values.learning_rates)
         check_losses(state_dict)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.errors import HdetError, warn
+from hdet.errors import HdetError
+from hdet.replicas.shards import local_part
 
 __all__ = ["StepCounter"]
 
@@ -32,17 +33,17 @@ class StepCounter:
         self.has_moved = True
         """Whether parameters may have changed since replicas were averaged. At first nobody knows."""
         self._num_uncounted, self._is_called = 0, False
-        self._used: tuple[Tensor, Tensor, int] | None = None  # until the first call that counts
-        self._knows_order = False
+        self.is_called_early = False
+        """Whether calls were seen to come between the backward pass and the step of the optimizer."""
+        self._may_be_early = False  # until the first call that counts
+        self._used: tuple[Tensor, Tensor, int] | None = None
 
     def optimizer_stepped(self) -> None:
         """After every step of the optimizer. Raises if the one before was not counted."""
         self.has_seen_steps = self.has_moved = True
         self._num_uncounted += 1
-        if not self._knows_order:
-            self._used = next(
-                ((p, p.grad, _version(p.grad)) for p in self._parameters if p.grad is not None), None
-            )
+        if self._may_be_early:
+            self._used = next((_gradient(p) for p in self._parameters if _has_gradient(p)), None)
         if self._num_uncounted > (1 if self._is_called else _MOST_BEFORE_THE_FIRST_CALL):
             raise HdetError(
                 f"step() must be called after every optimizer step, but the optimizer has made "
@@ -52,25 +53,26 @@ class StepCounter:
 
     def takes_call(self) -> bool:
         """Whether the optimizer has stepped since the last call."""
+        is_first = not self._is_called
         has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
-        if has_stepped and not self._knows_order:
-            self._check_order()
-        return has_stepped or not (self.has_seen_steps or self._is_skipped())
+        if has_stepped and self._may_be_early:
+            self._judge_order()
+        counts = has_stepped or not (self.has_seen_steps or self._is_skipped())
+        if is_first:
+            self._may_be_early = not counts
+        return counts
 
-    def _check_order(self) -> None:
-        """Warn if there are newer gradients than those that the optimizer has used."""
-        used, self._used, self._knows_order = self._used, None, True
-        if used is None:
+    def _judge_order(self) -> None:
+        """See whether there are newer gradients than those that the optimizer has used.
+
+        The first call did not count: the step was skipped, or is still to come at every call.
+        """
+        used, self._used, self._may_be_early = self._used, None, False
+        if used is None or not _has_gradient(used[0]):
             return
-        parameter, gradient, version = used
-        now = parameter.grad
-        # One write may be zero_grad(set_to_none=False). A backward pass after it is another.
-        if now is not None and (now is not gradient or _version(now) > version + 1):
-            warn(
-                "step() must be called after optimizer.step(), but it was called between backward() and "
-                "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
-                "the call below optimizer.step()"
-            )
+        _, gradient, version = _gradient(used[0])
+        is_newer = gradient is not used[1] or version != used[2]
+        self.is_called_early = is_newer and bool(local_part(gradient).any())  # else it is zero_grad's
 
     def _is_skipped(self) -> bool:
         before, self._versions = self._versions, _versions(self._parameters)
@@ -84,3 +86,12 @@ def _versions(parameters: Sequence[Tensor]) -> list[int]:
 
 def _version(tensor: Tensor) -> int:
     return tensor._version  # noqa: SLF001
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return parameter.grad is not None and not parameter.grad.is_inference()  # these have no version
+
+
+def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int]:
+    assert parameter.grad is not None
+    return parameter, parameter.grad, _version(parameter.grad)

@@ -156,9 +156,13 @@ class Tail:
             self._whole = mean.whole()
 
     @property
-    def is_to_come(self) -> bool:
-        """Whether there is to be a mean, and no step of it was made yet."""
-        return self._mean is not None and not self._mean.num_taken
+    def is_planned(self) -> bool:
+        """Whether there is a mean, or is to be one."""
+        return self._mean is not None
+
+    def is_to_come(self, num_steps: int) -> bool:
+        """Whether there is to be a mean, of steps that were not made yet."""
+        return self._mean is not None and num_steps < self._steps[0]
 
     @property
     def is_in_parts(self) -> bool:

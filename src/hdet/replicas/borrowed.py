@@ -1,4 +1,4 @@
-"""Borrowed: a model and its optimizer for a while. They are trained at will, then put back as they were."""
+"""Borrowed: a model and its optimizer for the time of a search. They are put back as they were."""
 
 from __future__ import annotations
 

@@ -131,10 +131,11 @@ class RunConfig:
                 require_number(f"explore {name}", spread, at_least=0)
             else:
                 require_number(f"explore {name}", spread, at_least=0, below=1)
-        if self.explore and self.controller == "paper":
+        others = [name for name in self.explore if name != "lr"]
+        if others and self.controller == "paper":
             raise ValueError(
                 "controller must be log, guard or none where more than the learning rate is explored, got "
-                f"paper with explore {', '.join(self.explore)}: the paper's controller would let it decay to "
+                f"paper with explore {', '.join(others)}: the paper's controller would let it decay to "
                 "nearly zero"
             )
         if self.find and self.steps < LEAST_STEPS:

@@ -132,16 +132,16 @@ def _failure(folder: Path, codes: Sequence[int | None], time_limit_seconds: floa
     has_failed = any(codes)
     for rank, code in enumerate(codes):
         text = _log_path(folder, rank).read_text(encoding="utf-8", errors="replace")
-        _, is_late, where = text.partition(_LATE)
+        said, is_late, where = text.partition(_LATE)
         if is_late or (code is None and not has_failed):
             parts.append(f"rank {rank} did not end within {time_limit_seconds:g} s")
         elif code:
             parts.append(f"rank {rank} ended with code {code}")
         else:
             continue
-        # The place where it was comes first, and what it said last comes last.
-        lines = where.splitlines()[2:5] if is_late else text.splitlines()[-10:]
-        parts += [f"  {line}" for line in lines]
+        # faulthandler names the main thread last, and the place where it was first.
+        place = where.rpartition("Thread 0x")[2].splitlines()[1:4]
+        parts += [f"  {line}" for line in [*said.splitlines()[-3 if is_late else -10 :], *place]]
     return "\n".join(parts)
 
 

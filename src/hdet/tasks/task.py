@@ -9,10 +9,11 @@ import importlib.util
 import inspect
 import json
 import math
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,8 @@ def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any
         texts: what was given.
         flag: for the error.
 
-    >>> parse_options(["width=32", "model=conv", "dropout=.5"])
-    {'width': 32, 'model': 'conv', 'dropout': 0.5}
+    >>> parse_options(["width=32", "model=conv", "dropout=.5", "name=inf"])
+    {'width': 32, 'model': 'conv', 'dropout': 0.5, 'name': 'inf'}
     """
     options: dict[str, Any] = {}
     for text in texts:
@@ -225,10 +226,12 @@ def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any
 
 
 def _value_of(text: str) -> Any:
-    for read in (json.loads, float):  # JSON has no number like .5 or 1.
-        with suppress(ValueError):
-            return read(text)
-    return text
+    if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", text, re.ASCII | re.IGNORECASE):
+        return float(text)  # JSON has no number like .5 or 1.
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def options_of(task: Task) -> dict[str, Any]:

@@ -128,8 +128,10 @@ def test_somebody_elses_tensor_is_found_at_a_sync() -> None:
 
 
 @pytest.mark.parametrize("sets_to_none", [True, False])
-@pytest.mark.parametrize("is_late", [True, False])
-def test_a_call_before_the_step_of_the_optimizer_is_warned_of_once(sets_to_none: bool, is_late: bool) -> None:
+@pytest.mark.parametrize("is_after_step", [True, False])
+def test_a_call_before_the_step_of_the_optimizer_is_warned_of_once(
+    sets_to_none: bool, is_after_step: bool
+) -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     ensemble = hdet.Ensemble(optimizer, total_steps=4)
@@ -138,13 +140,13 @@ def test_a_call_before_the_step_of_the_optimizer_is_warned_of_once(sets_to_none:
         for _ in range(4):
             optimizer.zero_grad(set_to_none=sets_to_none)
             parameter.square().sum().backward()
-            if not is_late:
+            if not is_after_step:
                 ensemble.step(1.0)
             optimizer.step()
-            if is_late:
+            if is_after_step:
                 ensemble.step(1.0)
     texts = [str(warning.message) for warning in caught]
-    if is_late:
+    if is_after_step:
         assert not texts
     else:
         (text,) = texts
@@ -152,15 +154,36 @@ def test_a_call_before_the_step_of_the_optimizer_is_warned_of_once(sets_to_none:
         assert caught[0].filename == __file__
 
 
-def test_gradients_may_be_zeroed_before_the_call() -> None:
+@pytest.mark.parametrize("kind", ["zeroed twice", "another network", "skipped first"])
+def test_a_call_after_the_step_is_never_warned_of(kind: str) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, total_steps=9)
+    for step in range(4):
+        layer(torch.ones(1, 2)).sum().backward()
+        if kind != "skipped first" or step > 0:
+            optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=False)
+        if kind == "another network":  # a GAN: the generator's backward pass goes through the discriminator
+            layer(torch.ones(1, 2)).sum().backward()
+        elif kind == "skipped first" and step == 0:
+            layer.weight.grad = torch.ones(2, 2)
+        ensemble.step(1.0)
+        optimizer.zero_grad()
+    assert ensemble.num_steps == (3 if kind == "skipped first" else 4)
+
+
+def test_gradients_of_inference_mode_can_be_stepped_with() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, total_steps=2)
-    for _ in range(2):
-        parameter.square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+    ensemble = hdet.Ensemble(optimizer, total_steps=4)
+    for _ in range(3):
+        with torch.inference_mode():
+            gradient = torch.ones(2)
+        parameter.grad = gradient
         ensemble.step(1.0)
+        optimizer.step()
     assert ensemble.num_steps == 2
 
 

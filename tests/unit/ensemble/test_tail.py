@@ -155,28 +155,50 @@ def test_an_evaluation_before_the_end_sees_the_mean_so_far(num_steps: int) -> No
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+def _run(num_steps: int, total_steps: int = 100, average_tail: float = 0.1) -> hdet.Ensemble:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, total_steps=total_steps, average_tail=average_tail)
+    for _ in range(num_steps):
+        optimizer.step()
+        ensemble.step(1.0)
+    return ensemble
+
+
 def test_a_run_that_ends_before_its_tail_is_told_and_so_is_training_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, total_steps=100, average_tail=0.1)
-    optimizer.step()
-    ensemble.step(1.0)
+    ensemble = _run(1)
     ensemble.finish()
     assert "step 1 of 100: finish() ends the run before its tail" in caplog.text
-    optimizer.step()
-    with pytest.warns(hdet.HdetWarning, match="after finish\\(\\), which ended the run at step 1"):
+    ensemble.optimizer.step()
+    with pytest.warns(hdet.HdetWarning, match=r"after finish\(\), which ended the run at step 1"):
         ensemble.step(1.0)
 
 
+@pytest.mark.parametrize(("num_steps", "average_tail"), [(95, 0.1), (100, 0.1), (5, 0.0)])
+def test_nothing_is_told_where_nothing_is_lost(
+    num_steps: int, average_tail: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    ensemble = _run(num_steps, average_tail=average_tail)
+    ensemble.finish()
+    ensemble.finish()
+    if not average_tail:
+        ensemble.optimizer.step()
+        ensemble.step(1.0)
+    assert not caplog.text
+
+
 def test_a_checkpoint_of_a_run_of_another_length_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    def build(total_steps: int) -> hdet.Ensemble:
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-        return hdet.Ensemble(optimizer, total_steps=total_steps)
+    def build(total_steps: int) -> hdet.AutoLR:
+        return hdet.AutoLR(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), total_steps=total_steps)
 
     state = build(100).state_dict()
     build(100).load_state_dict(state)
+    earlier = {name: value for name, value in state.items() if name != "total_steps"}
+    build(200).load_state_dict(earlier)
     assert not caplog.text
     build(200).load_state_dict(state)
-    assert "a checkpoint of a run of 100 steps is loaded into one of 200" in caplog.text
+    assert "the checkpoint is of a run of 100 steps, and this one has 200" in caplog.text
+    with pytest.raises(ValueError, match="state_dict total_steps must be"):
+        build(100).load_state_dict(state | {"total_steps": -1})
