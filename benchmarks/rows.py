@@ -273,6 +273,7 @@ def _train(rank: int, rounds: int) -> dict[str, Any]:
             total = loss.detach().clone()
             plain.step()
             times["train"].append(time.perf_counter() - start)
+        optimizer.zero_grad()  # a call that meets gradients and no step would not count
         start = time.perf_counter()
         for _ in range(999):
             total += loss.detach()

@@ -67,7 +67,7 @@ _ERROR = 0.6
 less: it goes with the root of their length."""
 _BELOW, _ABOVE = 2.2, 10.0
 """In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
-below and above the answer: trials favour learning rates that pay soon, which are low."""
+below and above the answer: trials favour learning rates that lower the loss quickly, which are low."""
 _FARTHEST = 300.0
 """How far from the user's number an answer can be for this to hold. It was measured with numbers that are
 up to 100 times off, and answers may be a few times off themselves."""
