@@ -68,7 +68,7 @@ def ratios(
 
 def table(records: Sequence[Record], *, seeds: Sequence[int], ours: str = "hdet_find") -> str:
     """Markdown: an overview, then one table of methods and one of problems for each split."""
-    parts = [_overview(records, seeds)]
+    parts = [_overview(records, seeds), _by_replicas(records, seeds, ours)]
     for split in ("dev", "held out"):
         there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
         if there:
@@ -123,6 +123,21 @@ def _overview(records: Sequence[Record], seeds: Sequence[int]) -> str:
         )
         rows.append(([method, *(_shown(value) for value in (*dev, *held_out))], dev[0]))
     return "\n".join([*lines, *(table_line(row) for row, _ in sorted(rows, key=lambda row: row[1]))])
+
+
+def _by_replicas(records: Sequence[Record], seeds: Sequence[int], method: str) -> str:
+    """How a method does on the problems of each number of replicas, of both splits, from the near starts."""
+    lines = []
+    every = [name for split in ("dev", "held out") for name in names(split)]
+    for count in sorted({problem_of(name).num_replicas for name in every}):
+        cells = _cells(
+            records, [name for name in every if problem_of(name).num_replicas == count], method, NEAR, seeds
+        )
+        if cells:
+            middle, _, worst = _spread(cells)
+            lines.append(table_line([f"{count}", f"{len(cells)}", _shown(middle), _shown(worst)]))
+    head = [table_line(["replicas", "cases", "median", "worst"]), table_line(["---:"] * 4)]
+    return "\n".join([*head, *lines]) if lines else ""
 
 
 def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
