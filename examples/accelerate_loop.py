@@ -28,7 +28,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # any guess
     loader = DataLoader(torch.randn(8192, 8), batch_size=32, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 

@@ -35,7 +35,7 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # any guess
 batches = windows(FILES[20:], STEPS, seed=0)  # your DataLoader
 folder = Path("runs/checkpoints")
 

@@ -37,7 +37,7 @@ def main() -> None:
     layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
     model = nn.Sequential(*layers)
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # any guess
     batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
     found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS)
     auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found)

@@ -37,7 +37,7 @@ def loss_fn(params, batch):
 keys = jax.random.split(jax.random.key(0), 3)
 shapes = {"table": (256, 16), "first": (256, 64), "last": (64, 256)}
 params = {n: jax.random.normal(k, s) / s[0] ** 0.5 for k, (n, s) in zip(keys, shapes.items(), strict=True)}
-tx = optax.inject_hyperparams(optax.adamw)(learning_rate=1e-5)  # any guess
+tx = optax.inject_hyperparams(optax.adamw)(learning_rate=1e-4)  # any guess
 batches = windows(FILES[20:], STEPS, seed=0)
 
 found = hdet.jax.find_lr(loss_fn, params, tx, batches, total_steps=STEPS)

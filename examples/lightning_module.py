@@ -34,7 +34,7 @@ class Waves(lightning.LightningModule):
         self.log("accuracy", (self.net(signals).argmax(dim=1) == kinds).float().mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=3e-5)  # any guess, and no scheduler
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)  # any guess, and no scheduler
 
 
 def waves(size: int) -> TensorDataset:

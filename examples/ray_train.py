@@ -28,7 +28,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 def train(config: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = ray.train.torch.prepare_model(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # any guess
     loader = ray.train.torch.prepare_data_loader(DataLoader(torch.randn(4096, 8), batch_size=32))
     settings, records = {"total_steps": config["epochs"] * len(loader)}, hdet.Records()
     found = hdet.find_lr(model, optimizer, loader, loss_of, **settings)

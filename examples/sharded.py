@@ -39,7 +39,7 @@ def main() -> None:
     model = nn.Sequential(*layers)
     for part in (model[0], model[2], model[4], model):
         fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # any guess
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)  # any guess
     batches = windows(FILES[20:], STEPS, seed=dist.get_rank())  # other data on every rank
 
     found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS, replicas=mesh["replicate"])

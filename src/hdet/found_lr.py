@@ -119,7 +119,7 @@ class FoundLR:
         sureness = (
             f"In four cases of five the best one is between {shown(self.low)} and {shown(self.high)}."
             if not self.should_search_again
-            else "The search could not look far enough. Search again with this one as your guess."
+            else "The search went to its limits. To be sure, search again with this one as your guess."
         )
         return (
             f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). {sureness} "

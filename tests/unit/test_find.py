@@ -295,7 +295,7 @@ def test_the_picture_and_the_words(tmp_path):
     assert (tmp_path / "found.png").stat().st_size > 5000
     assert str(found).startswith("learning rate ")
     assert found.lr[0] > 300 * 1e-4
-    assert "your guess was 0.0001). The search could not look far enough." in str(found)
+    assert "your guess was 0.0001). The search went to its limits." in str(found)
     again = found_from(found.lr[0])
     assert not again.should_search_again
     assert "In four cases of five the best one is between" in str(again)

@@ -205,7 +205,9 @@ def search_sentence(run: Run) -> str:
         return ""
     text = ""
     if should_search_again(search.asked, search.found, search.trials):
-        text = "The search could not look far enough. Search again with this learning rate as your guess. "
+        text = (
+            "The search went to its limits. To be sure, search again with this learning rate as your guess. "
+        )
     elif 0 < search.low < search.high < math.inf:
         low, high = figure(search.low, 2), figure(search.high, 2)
         text = f"The best learning rate should lie between {low} and {high} in four cases of five. "

@@ -84,7 +84,7 @@ def test_what_was_found_is_said() -> None:
 
 def test_an_answer_that_is_too_far_off_is_said_to_need_another_search() -> None:
     assert sentence(run(replace(SEARCH, asked=1e-6))).startswith(
-        "The search could not look far enough. Search again with this learning rate as your guess. "
+        "The search went to its limits. To be sure, search again with this learning rate as your guess. "
     )
 
 
