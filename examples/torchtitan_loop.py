@@ -21,7 +21,7 @@ from torchtitan.distributed.fsdp import disable_fsdp_gradient_division
 from hdet.integrations.torchtitan import AutoLRContainer
 
 STEPS, BATCH = 200, 32
-ADAMW = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-5})  # any guess
+ADAMW = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-4})  # any guess
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
