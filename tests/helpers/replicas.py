@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -69,8 +72,11 @@ def end_processes() -> None:
 
 def _receive(worker: _Worker, timeout_seconds: float) -> tuple[bool, Any]:
     if not worker.connection.poll(timeout_seconds):
+        for each in _workers:  # all say on stderr where they are
+            os.kill(each.process.pid, signal.SIGUSR1)
+        time.sleep(1)
         end_processes()
-        raise ReplicaError(f"no answer within {timeout_seconds} s: a collective hangs")
+        raise ReplicaError(f"no answer within {timeout_seconds} s: see on stderr where each rank hangs")
     return pickle.loads(worker.connection.recv_bytes())
 
 
@@ -79,6 +85,7 @@ def _serve(connection: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     while True:
         try:
             message = connection.recv_bytes()
