@@ -75,8 +75,12 @@ def _receive(worker: _Worker, timeout_seconds: float) -> tuple[bool, Any]:
         for each in _workers:  # all say on stderr where they are
             os.kill(each.process.pid, signal.SIGUSR1)
         time.sleep(1)
+        answers = [pickle.loads(each.connection.recv_bytes()) for each in _workers if each.connection.poll()]
+        errors = [text for is_error, text in answers if is_error]  # for which this one waits, maybe
         end_processes()
-        raise ReplicaError(f"no answer within {timeout_seconds} s: see on stderr where each rank hangs")
+        raise ReplicaError(
+            "\n".join([f"no answer within {timeout_seconds} s: stderr says where each rank is", *errors])
+        )
     return pickle.loads(worker.connection.recv_bytes())
 
 
