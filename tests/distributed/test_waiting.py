@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,8 +18,9 @@ from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 
 
-def _trains(rank, skips_at=None, sleeps_at=None, patience=1.0):
+def _trains(rank, skips_at=None, sleeps_at=None, patience=1.0, limit=30):
     """The last rank skips a call of step(), or comes late to a sync."""
+    group = dist.new_group(timeout=timedelta(seconds=limit))
     logged = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())
@@ -25,7 +28,12 @@ def _trains(rank, skips_at=None, sleeps_at=None, patience=1.0):
     net = Net()  # no DDP: then nobody waits anywhere else
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     ensemble = hdet.Ensemble(
-        optimizer, explore=[hdet.LearningRate(0.1)], sync_every=5, total_steps=20, patience=patience
+        optimizer,
+        explore=[hdet.LearningRate(0.1)],
+        sync_every=5,
+        total_steps=20,
+        replicas=group,
+        patience=patience,
     )
     try:
         for step in range(20):
@@ -58,6 +66,14 @@ def test_a_replica_that_comes_late_is_named_and_the_run_goes_on():
     assert [message for message, _ in found] == ["done"] * 3
     logged = [text for _, texts in found for text in texts]
     assert any("replica 2 did not come to the sync at step 10" in text for text in logged)
+
+
+@pytest.mark.parametrize("patience", [1.0, 30.0])
+def test_the_time_limit_of_the_process_group_ends_the_waiting(patience):
+    *waited, _ = run_replicas(_trains, 3, 9, None, patience, 4)
+    for message, _ in waited:
+        assert "sync at step 10 is not complete within the time limit of its process group" in message
+        assert "data that ends earlier" in message
 
 
 def _builds(rank, what):

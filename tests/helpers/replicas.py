@@ -96,14 +96,12 @@ def _serve(connection: Connection) -> None:
         except EOFError:
             return
         fn, rank, world_size, path, args = pickle.loads(message)
+        limit = timedelta(seconds=30)
         try:
-            dist.init_process_group(
-                "gloo",
-                store=dist.FileStore(path, world_size),
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=30),
-            )
+            store = dist.FileStore(path, world_size)
+            store.set_timeout(limit)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+            del store  # the group keeps it, and gives it up with itself
             torch.manual_seed(0)
             answer = (False, fn(rank, *args))
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from datetime import timedelta
@@ -25,10 +26,16 @@ _LOOKS = 4
 """Within one patience, how often those who wait tell each other."""
 _SILENT_LOOKS = 3
 """Who has told nothing new for so many looks is missing."""
+_REMEDY = (
+    "Every replica must take as many steps as the others and call step() after each: look for data that ends "
+    "earlier, a skipped step() and a process that hangs, and go on from the last checkpoint"
+)
 
 
 def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what: str) -> None:
     """Wait for a collective; log who is missing after the group's patience, and raise after ten times it.
+
+    The time limit of the process group itself may end it earlier.
 
     Those who wait write a growing number into the store that joined the processes. Whoever writes none is
     missing. Nothing is written while nobody waits for long.
@@ -39,7 +46,7 @@ def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what
         joined: who takes part.
         what: the replicas wait for, in words.
     """
-    if _completes(work, group, group.patience):
+    if _completes(work, group, group.patience, what):
         return
     began, look, count = time.monotonic(), group.patience / _LOOKS, 0
     seen: dict[int, bytes] = {}
@@ -57,23 +64,25 @@ def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what
             if joined.rank() == min(set(range(joined.size())) - set(missing)):  # one says it
                 _log.error("%s", _sentence(missing, what, waited))
         if waited > _RAISES_AFTER * group.patience:
-            raise ReplicaMissingError(
-                f"{_sentence(missing, what, waited)}. Every replica must take as many steps as the others "
-                "and call step() after each: look for data that ends earlier, a skipped step() and a "
-                "process that hangs, and go on from the last checkpoint"
-            )
-        if _completes(work, group, look):
+            raise ReplicaMissingError(f"{_sentence(missing, what, waited)}. {_REMEDY}")
+        if _completes(work, group, look, what):
             return
 
 
-def _completes(work: Any, group: ReplicaGroup, seconds: float) -> bool:
+def _completes(work: Any, group: ReplicaGroup, seconds: float, what: str) -> bool:
     if group.device.type == "cpu":
-        try:
+        with contextlib.suppress(RuntimeError):  # its own, or that of the collective
             work.wait(timedelta(seconds=seconds))
+        if not work.is_completed():
+            return False
+        try:
+            work.wait()
         except RuntimeError as error:
             if "timed out" not in str(error).lower():
                 raise
-            return False
+            raise ReplicaMissingError(
+                f"{what} is not complete within the time limit of its process group. {_REMEDY}"
+            ) from error
         return True
     end = time.monotonic() + seconds
     while not work.is_completed():
