@@ -22,7 +22,6 @@ _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 """Settings that may change when a run goes on."""
 
 EXPLORABLE = (
-    "lr",
     "weight_decay",
     "momentum",
     "beta2",
@@ -126,16 +125,20 @@ class RunConfig:
         require_count("seed", self.seed, at_least=0)
         require_count("evaluate_every", self.evaluate_every, at_least=0)
         for name, spread in self.explore.items():
+            if name == "lr":
+                raise ValueError(
+                    f"explore must name another hyperparameter than the learning rate, got lr={spread:g}: "
+                    f"write --spread {spread:g}"
+                )
             require_choice("explore", name, EXPLORABLE)
             if name in ("beta2", "epsilon"):  # on the log scale
                 require_number(f"explore {name}", spread, at_least=0)
             else:
                 require_number(f"explore {name}", spread, at_least=0, below=1)
-        others = [name for name in self.explore if name != "lr"]
-        if others and self.controller == "paper":
+        if self.explore and self.controller == "paper":
             raise ValueError(
                 "controller must be log, guard or none where more than the learning rate is explored, got "
-                f"paper with explore {', '.join(others)}: the paper's controller would let it decay to "
+                f"paper with explore {', '.join(self.explore)}: the paper's controller would let it decay to "
                 "nearly zero"
             )
         if self.find and self.steps < LEAST_STEPS:

@@ -93,7 +93,7 @@ def _explored(config: RunConfig, model: nn.Module) -> list[Hyperparameter]:
         "attention_temperature": lambda spread: hdet.AttentionTemperature(model, spread=spread),
         "label_smoothing": lambda spread: hdet.LabelSmoothing(model, spread=spread),
     }
-    return explore + [build[name](spread) for name, spread in config.explore.items() if name != "lr"]
+    return explore + [build[name](spread) for name, spread in config.explore.items()]
 
 
 def _find(

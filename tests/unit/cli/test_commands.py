@@ -99,6 +99,10 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--explore", "colour=1"], "explore must be one of"),
         (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
         (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
+        (
+            ["--explore", "lr=.2"],
+            "another hyperparameter than the learning rate, got lr=0.2: write --spread 0.2",
+        ),
         (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
         (["--explore", "weight_decay=.5", "--controller", "paper"], "controller must be log, guard or none"),
         (["--find", "--steps", "40"], "steps must be at least 50 to find the learning rate, got 40"),
