@@ -86,7 +86,7 @@ figures: $(DEV_STAMP) ## Draw the figures of the docs again: theory and how a se
 
 docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
-	@echo "site: build/site/index.html"
+	@echo "site: build/site/index.html (its search box needs a server: make docs-serve)"
 
 docs-serve: $(DEV_STAMP) ## Show the documentation at http://127.0.0.1:8000 while you write it.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --no-strict
