@@ -15,7 +15,9 @@ __all__ = ["report", "write_report"]
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs. Several are compared.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or of a sweep. Several runs are compared.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
@@ -28,11 +30,13 @@ def report(
 
     With --live the page is written whenever the files change, until the runs have ended. Ctrl-C ends it too.
     """
-    from hdet.report import build_report, follow, read_run
+    from hdet.report import build_report, follow, read_run, runs_within
 
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
-        page = out or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+        place = folders[0] if len(folders) == 1 else Path()
+        folders = [run for folder in folders for run in runs_within(folder)]
+        page = out or place / ("report.html" if folders == [place] else "comparison.html")
         if live:
             runs = follow(folders, page, on_written=lambda path: screen.say(f"watch: {path}"))
         else:

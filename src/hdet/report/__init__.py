@@ -2,7 +2,17 @@
 
 from hdet.report.live import LivePage, follow
 from hdet.report.page import build_report
-from hdet.report.runs import Evaluation, Run, read_run
+from hdet.report.runs import Evaluation, Run, read_run, runs_within
 from hdet.report.words import headline, sentence
 
-__all__ = ["Evaluation", "LivePage", "Run", "build_report", "follow", "headline", "read_run", "sentence"]
+__all__ = [
+    "Evaluation",
+    "LivePage",
+    "Run",
+    "build_report",
+    "follow",
+    "headline",
+    "read_run",
+    "runs_within",
+    "sentence",
+]

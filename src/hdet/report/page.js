@@ -41,6 +41,11 @@
   };
 
   // --- figures ------------------------------------------------------------------------------------------
+  const pen = document.createElement("canvas").getContext("2d");
+  const widthOf = (text) => {
+    pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    return pen.measureText(text).width;
+  };
   // A trace may say that it is there for the legend only, that it is a mark without numbers of its own, or
   // that the axis need not reach it ("aside").
   const roleOf = (trace) => (trace.meta && trace.meta[1]) || "";
@@ -93,7 +98,8 @@
     const steps = spec.num_steps && !spec.layout.xaxis ? { range: [-0.02 * spec.num_steps, 1.02 * spec.num_steps] } : {};
     const y = isLog ? logAxis("y", spec.max_decades) : {};
     const entries = traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap");
-    const isInTwos = width < 480 && entries.length > 3 && entries.every((trace) => trace.name.length < 17); // else they overlap
+    const half = 0.499, inEntry = half * (width - 66) - 40; // 66 are the plot's margins, 40 a line's symbol
+    const isInTwos = width < 480 && entries.length > 3 && entries.every((trace) => widthOf(trace.name) <= inEntry); // else they overlap
     const yTitle = spec.choices.length ? spec.choices[choice].y_title : spec.y_title;
     const layout = {
       ...spec.layout,
@@ -105,7 +111,7 @@
       hoverlabel: { bgcolor: colorOf("--surface"), bordercolor: colorOf("--rule"), align: "left", namelength: 40,
         font: { size: 12, color: colorOf("--ink") } },
       showlegend: entries.length > 1,
-      legend: { orientation: "h", ...(isInTwos ? { entrywidth: 0.46, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
+      legend: { orientation: "h", ...(isInTwos ? { entrywidth: half, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
         font: { size: 12, color: colorOf("--muted") }, bgcolor: "rgba(0,0,0,0)", itemsizing: "trace", tracegroupgap: 0, traceorder: "normal" },
       uirevision: `${choice} ${isLog}`,
       xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...steps, ...spec.layout.xaxis, ...x,

@@ -11,7 +11,7 @@ from typing import Any
 
 from hdet.telemetry import RoundRecord, SearchRecord, scan_records
 
-__all__ = ["Evaluation", "Run", "loss_title", "number", "read_run"]
+__all__ = ["Evaluation", "Run", "loss_title", "number", "read_run", "runs_within"]
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
@@ -106,6 +106,12 @@ class Run:
         return max(self.last_step, int(planned)) if self.status == "unfinished" else self.last_step
 
 
+def runs_within(path: Path) -> list[Path]:
+    """The folders of runs in a folder such as that of a sweep; the folder alone where there are none."""
+    within = sorted(folder for folder in path.glob("*") if _is_run(folder))
+    return [path] if _is_run(path) or not within else within
+
+
 def read_run(path: str | Path) -> Run:
     """Read the directory of a run, finished or not; what is missing or broken becomes a note.
 
@@ -115,7 +121,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a directory: name the directory that a run wrote")
-    if not any((path / name).exists() for name in _FILES):
+    if not _is_run(path):
         raise ValueError(f"{path} holds no run: expected at least one of {', '.join(_FILES)}")
     run = Run(path=path, name=path.resolve().name)
     # A script of one's own may write records and nothing else: then nothing is missing.
@@ -208,6 +214,10 @@ def _read_lines(
     if len(found) > _MAX_NOTES_PER_FILE:
         notes.append(f"{path.name}: {len(found) - _MAX_NOTES_PER_FILE} more lines cannot be read")
     return entries
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in _FILES)
 
 
 def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:

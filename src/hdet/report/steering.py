@@ -85,8 +85,7 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
         for trace in signals:
             trace |= {
                 "mode": "markers",
-                "marker": {"color": trace["line"]["color"], "size": 5},
-                "opacity": 0.45,
+                "marker": {"color": trace["line"]["color"], "size": 5, "opacity": 0.45},
             }
             trace["name"] += ", signal"
         velocities = _by_name(records, "velocity", max_points, members)

@@ -249,7 +249,7 @@ class _LineStyle:
 
     def _line(self, name: str, color: str, values: Sequence[float | None]) -> Trace:
         trace = line(self.steps, [values[i] for i in self.kept], name, color, width=1.2, unit=self.unit)
-        trace |= {"opacity": 0.85, "legendgroup": "replicas", "showlegend": False}
+        trace |= {"legendgroup": "replicas", "showlegend": False}
         if len(self.kept) == 1:
             trace |= {"mode": "markers", "marker": {"color": color, "size": 7}}
         return trace

@@ -307,6 +307,9 @@ def test_sweep_and_report_compare_runs(hdet, tmp_path):
     out, _ = hdet("report", "s/lr1", "s/lr0.03", "--out", "both.html", "--json")
     assert json.loads(out)["notes"]["lr1"]
     assert (tmp_path / "both.html").stat().st_size < 6_000_000
+    (tmp_path / "s" / "comparison.html").unlink()
+    out, _ = hdet("report", "s")  # the page of a sweep again
+    assert "report: s/comparison.html" in out and (tmp_path / "s" / "comparison.html").exists()
 
 
 def test_a_run_can_be_watched_while_it_trains(hdet, tmp_path, monkeypatch):
