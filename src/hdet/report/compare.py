@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hdet.report.chart import Chart, Trace, line, series_color
 from hdet.report.facts import (
@@ -22,7 +23,11 @@ from hdet.report.schedules import schedule
 from hdet.report.series import base_series, learning_rates, thin
 from hdet.report.words import duration, figure
 
-__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts"]
+__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts", "shared_facts"]
+
+
+_Pick = Callable[[Evaluation], float | None]
+"""Chooses a number of an evaluation, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +45,18 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     yield from _against_rate(runs, unit)
     traces = _curves(runs, max_points, lambda evaluation: evaluation.loss, unit)
     if traces:
-        bottom, top = _limits(runs)
+        limits = _limits(runs, lambda evaluation: evaluation.loss, is_falling=True)
         yield Chart(
             title="Held-out loss",
             caption="Compare where the curves end, not where they cross."
-            + (" Losses far above the first one are cut off." if top is not None else ""),
+            + (" Losses far above the first one are cut off." if limits else ""),
             traces=traces,
             y_title=loss_title(unit),
             hover="x unified" if len(traces) <= 12 else "closest",
             is_wide=False,
             height=290,
             is_log=False,
-            layout={} if top is None else {"yaxis": {"range": [bottom, top]}},
+            layout=limits,
         )
     schedules, peaks = [], []
     for index, run in enumerate(runs):
@@ -81,17 +86,21 @@ def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Metrics that several runs share, over steps."""
     names = dict.fromkeys(name for run in runs for e in run.evaluations for name in e.metrics)
     for name in main_metrics(dict.fromkeys(names, 0.0)):
-        curves = _curves(runs, max_points, lambda evaluation, name=name: evaluation.metrics.get(name), "")
+        pick = lambda evaluation, name=name: evaluation.metrics.get(name)  # noqa: E731
+        curves = _curves(runs, max_points, pick, "")
         if len(curves) > 1:
             shown = name.replace("_", " ")
+            limits = _limits(runs, pick)
             yield Chart(
                 title=f"Metric: {shown}",
-                caption="Measured on held-out data.",
+                caption="Measured on held-out data."
+                + (" Values far worse than the first one are cut off." if limits else ""),
                 traces=curves,
                 y_title=shown,
                 hover="x unified" if len(curves) <= 12 else "closest",
                 is_wide=False,
                 height=280,
+                layout=limits,
             )
 
 
@@ -102,7 +111,7 @@ def _against_rate(runs: Sequence[Run], unit: str) -> Iterable[Chart]:
     losses = [run.final_loss for _, run in known if run.final_loss is not None]
     if len({lr for lr, _ in known}) < 2 or len(losses) < 2 or not are_comparable(runs):
         return
-    low, high = min(losses), highest_shown(losses, _untrained(runs))
+    low, high = min(losses), highest_shown(losses, _untrained(runs, lambda evaluation: evaluation.loss))
     room = 0.08 * (high - low) or 0.1
     shown = [(lr, run, run.final_loss) for lr, run in known if run.final_loss is not None]
     kept = [(lr, run, loss) for lr, run, loss in shown if loss <= high]
@@ -154,22 +163,56 @@ def _against_rate(runs: Sequence[Run], unit: str) -> Iterable[Chart]:
     )
 
 
-def _untrained(runs: Sequence[Run]) -> float | None:
-    """The loss before the first step, of the run in the middle where they differ."""
-    first = [e.loss for run in runs for e in run.evaluations[:1] if e.loss is not None and e.step == 0]
+def _untrained(runs: Sequence[Run], pick: _Pick) -> float | None:
+    """The value before the first step, of the run in the middle where they differ."""
+    first = [v for run in runs for e in run.evaluations[:1] if e.step == 0 and (v := pick(e)) is not None]
     return statistics.median_low(first) if first else None
 
 
-def _limits(runs: Sequence[Run]) -> tuple[float, float | None]:
-    """Where the axis of held-out losses begins and ends; None for an end that needs no limit."""
-    losses = [e.loss for run in runs for e in run.evaluations if e.loss is not None]
-    low, high = min(losses), highest_shown(losses, _untrained(runs) if are_comparable(runs) else None)
+def _limits(runs: Sequence[Run], pick: _Pick, is_falling: bool | None = None) -> dict[str, Any]:
+    """An axis on which a run that went wrong does not flatten the others; empty where there is none.
+
+    What falls in most runs, or is said to, is cut above its first value, and what rises below it.
+    """
+    values = [v for run in runs for e in run.evaluations if (v := pick(e)) is not None]
+    untrained = _untrained(runs, pick) if are_comparable(runs) else None
+    if untrained is None:
+        return {}
+    ends = [v for run in runs for e in run.evaluations[-1:] if (v := pick(e)) is not None]
+    if is_falling is None:
+        is_falling = not ends or statistics.median(ends) <= untrained
+    sign = 1 if is_falling else -1
+    signed = [sign * value for value in values]
+    low, high = min(signed), highest_shown(signed, sign * untrained)
+    if high == max(signed):
+        return {}
     room = 0.05 * (high - low) or 0.1
-    return low - room, None if high == max(losses) else high + room
+    return {"yaxis": {"range": sorted([sign * (low - room), sign * (high + room)])}}
 
 
 def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
-    """Final results: a head, and a row of cells per run. The best loss is marked if losses are comparable."""
+    """Final results: a head, and a row of cells per run. The best loss is marked if losses are comparable.
+
+    What :func:`shared_facts` says of all runs has no column.
+    """
+    head, rows = _full_table(runs)
+    shared = shared_facts(runs)
+    kept = [i for i, name in enumerate(head) if name not in shared]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def shared_facts(runs: Sequence[Run]) -> dict[str, str]:
+    """What is the same in all of several runs, by the name of its column."""
+    head, rows = _full_table(runs)
+    columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+    return {
+        name: columns[name][0].text
+        for name in ("controller", "replicas", "steps", "left out", "status")
+        if len(rows) > 1 and name in columns and len({cell.text for cell in columns[name]}) == 1
+    }
+
+
+def _full_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     metrics = list(main_metrics({name: 0.0 for run in runs for name in run.final_metrics}))
     head = [
         "run",
@@ -208,9 +251,7 @@ def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
     return [head[i] for i in filled], [[row[i] for i in filled] for row in rows]
 
 
-def _curves(
-    runs: Sequence[Run], max_points: int, pick: Callable[[Evaluation], float | None], unit: str
-) -> list[Trace]:
+def _curves(runs: Sequence[Run], max_points: int, pick: _Pick, unit: str) -> list[Trace]:
     traces = []
     for index, run in enumerate(runs):
         found = [(e.step, pick(e)) for e in run.evaluations if pick(e) is not None]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hdet.report.chart import Chart
-from hdet.report.compare import comparison_charts, comparison_table, metric_charts
+from hdet.report.compare import comparison_charts, comparison_table, metric_charts, shared_facts
 from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
 from hdet.report.pieces import notes_html, results_html, sentence_html, settings_html, text, tiles_html
 from hdet.report.runs import Run
@@ -59,6 +59,8 @@ def _several_runs(runs: Sequence[Run], pieces: Pieces) -> str:
         + notes_html(notes)
     )
     points, table = pieces.max_points, results_html(*comparison_table(runs), label="Results of all runs")
+    shared = ", ".join(f"{name} {value}" for name, value in shared_facts(runs).items())
+    table += sentence_html(f"In all runs: {shared}." if shared else "", "common")
     sections = [
         Section("", _over(runs, comparison_charts(runs, points))),
         Section("Results", _over(runs, metric_charts(runs, points)), before=table),

@@ -7,7 +7,7 @@ import pytest
 
 from hdet.report import Evaluation, Run, read_run
 from hdet.report.chart import Chart, Pool, line
-from hdet.report.compare import comparison_charts, comparison_table
+from hdet.report.compare import comparison_charts, comparison_table, metric_charts, shared_facts
 from hdet.report.schedules import rate_charts
 from hdet.report.search import search_charts
 from hdet.report.series import (
@@ -308,6 +308,28 @@ def test_a_sweep_has_its_curve_and_one_bad_run_does_not_flatten_it() -> None:
     for chart in (curve, charts["Held-out loss"]):  # the untrained loss is 2 and the best 0.1
         low, high = chart.layout["yaxis"]["range"]
         assert -0.2 < low < 0.1 and 2.3 < high < 2.7
+
+
+@pytest.mark.parametrize(("good", "bad", "first"), [(0.9, -40.0, 0.1), (2.5, 90.0, 7.0)])
+def test_one_bad_run_does_not_flatten_a_metric_that_rises_or_falls(good, bad, first) -> None:
+    def one(last: float) -> Run:
+        return run(
+            evaluations=[Evaluation(0, 2.0, metrics={"m": first}), Evaluation(10, 1.0, metrics={"m": last})]
+        )
+
+    (chart,) = metric_charts([one(good), one(good), one(bad)], 2000)
+    low, high = chart.layout["yaxis"]["range"]
+    assert low < min(good, first) < max(good, first) < high and not low < bad < high
+    assert "far worse" in chart.caption
+    (chart,) = metric_charts([one(good), one(good)], 2000)
+    assert chart.layout == {} and "far worse" not in chart.caption
+
+
+def test_what_all_runs_share_is_said_once() -> None:
+    runs = [run(config={"controller": "none"}, result={"status": s}) for s in ("finished", "failed")]
+    assert shared_facts(runs)["controller"] == "none" and "status" not in shared_facts(runs)
+    head, _ = comparison_table(runs)
+    assert "controller" not in head and "status" in head
 
 
 def test_without_a_bad_run_a_sweep_shows_all_of_it() -> None:
