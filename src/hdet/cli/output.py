@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +26,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from hdet.errors import HdetError
+from hdet.errors import HdetError, HdetWarning
 
-__all__ = ["Exit", "Screen", "number", "numbers", "usage_errors"]
+__all__ = ["Exit", "Screen", "number", "numbers", "show_warnings_plainly", "usage_errors"]
 
 
 class Exit:
@@ -150,6 +151,17 @@ _FLAGS = {
     "total_steps": "--steps",
 }
 """What the library calls an argument, where that differs from the option."""
+
+
+def show_warnings_plainly() -> None:
+    """Show hdet's warnings in one line, without the line of code that led to them. For this whole process."""
+    as_python_does = warnings.formatwarning
+
+    def one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        is_ours = issubclass(category, HdetWarning)
+        return f"hdet: warning: {message}\n" if is_ours else as_python_does(message, category, *place)
+
+    warnings.formatwarning = one_line
 
 
 @contextmanager

@@ -448,7 +448,10 @@ def test_a_log_is_shuffled_anew_each_epoch(tmp_path: Path) -> None:
 
 
 def test_more_ids_than_rows_share_rows(tmp_path: Path) -> None:
-    task = Feed(log=hdet_log(tmp_path / "log.csv"), num_users=3, num_items=4)
+    with pytest.warns(hdet.HdetWarning) as told:
+        task = Feed(log=hdet_log(tmp_path / "log.csv"), num_users=3, num_items=4)
+    assert ["num_users" in str(w.message) for w in told] == [True, False]
+    assert "share a row of the table. Set num_items to" in str(told[1].message)
     batch = take(task, 1, seed=0)[0]
     assert int(batch["user"].max()) < 3 and int(batch["item"].max()) < 4
     assert math.isfinite(task.loss(task.build_model(0), batch).item())

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hdet.core.assign import derived_seed
 from hdet.core.checks import require_choice, require_count, require_number
+from hdet.errors import HdetWarning, warn
 from hdet.tasks.feed.events import Events
 from hdet.tasks.feed.generator import World
 from hdet.tasks.feed.logs import FORMATS, read_log
@@ -105,6 +106,16 @@ class Feed(Task):
     def _windows(self) -> Windows:
         assert self.log is not None
         log = read_log(self.log, self.format)
+        for name, ids, rows in (
+            ("users", log.num_users, self.num_users),
+            ("items", log.num_items, self.num_items),
+        ):
+            if ids > rows:
+                warn(
+                    f"log {str(self.log)!r} has {ids} {name}, and num_{name} is {rows}: several {name} share "
+                    f"a row of the table. Set num_{name} to {ids} if there is memory for it",
+                    HdetWarning,
+                )
         return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
 
     def build_model(self, seed: int) -> Ranker:
