@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, overload, runtime_checkable
 
+from hdet.errors import warn
 from hdet.telemetry.record import RoundRecord
 
 __all__ = ["JsonlSink", "RecordSink", "Records", "read_records", "scan_records"]
@@ -61,6 +62,9 @@ class JsonlSink:
     A run that goes on from a checkpoint goes on with the file. A run that begins at its first step begins a
     new file, and the one that was there is kept beside it, with ``.old`` at the end of its name.
 
+    A record that cannot be written, because the disk is full or gone, does not end the run. It is warned of,
+    kept in memory, and written with the next one that can be.
+
     Args:
         path: of the file. It raises here if nothing can be written there; nothing is created yet.
     """
@@ -68,14 +72,31 @@ class JsonlSink:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         _require_writable(self.path)
-        self._is_open = False
+        self._waiting: list[RoundRecord] = []
+        self._is_open = self._has_begun = self._has_warned = False
 
     def write(self, record: RoundRecord) -> None:
         """Take one record."""
+        self._waiting.append(record)
+        try:
+            while self._waiting:
+                self._write(self._waiting[0])
+                del self._waiting[0]
+        except OSError as error:
+            self._is_open = False  # there may be half a line
+            if not self._has_warned:
+                self._has_warned = True
+                warn(
+                    f"records cannot be written to {str(self.path)!r} ({error}). The run goes on. They are "
+                    "kept in memory, and written when that works again: make room, or put the folder back"
+                )
+
+    def _write(self, record: RoundRecord) -> None:
         if not self._is_open:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if _begins_anew(self.path, record):
+            if not self._has_begun and _begins_anew(self.path, record):
                 self.path.replace(f"{self.path}.old")
+            self._has_begun = True
             _cut_unfinished_line(self.path)
             self._is_open = True
         with self.path.open("a", encoding="utf-8") as file:
@@ -113,7 +134,7 @@ def _cut_unfinished_line(path: Path) -> None:
     if path.exists():
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
-            path.write_bytes(content[: content.rfind(b"\n") + 1])
+            os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def read_records(path: str | Path) -> list[RoundRecord]:

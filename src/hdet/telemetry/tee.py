@@ -14,8 +14,8 @@ __all__ = ["Tee"]
 class Tee:
     """One record to several sinks, in their order.
 
-    A :class:`Tracker` that fails warns once and is left out. A failure of any other sink, such as
-    :class:`hdet.Records`, is raised: the records are the run's memory.
+    A :class:`Tracker` that fails warns once and is left out. :class:`hdet.Records` warns and tries again. A
+    failure of a sink of your own is raised.
 
     Args:
         *sinks: anything with ``write(record)``.

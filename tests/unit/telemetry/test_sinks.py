@@ -1,9 +1,10 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from hdet import JsonlSink, Records, RoundRecord, read_records
+from hdet import HdetWarning, JsonlSink, Records, RoundRecord, read_records
 from hdet.telemetry import SearchRecord
 
 SEARCH = SearchRecord(
@@ -87,6 +88,42 @@ def test_fields_that_another_version_knows_are_ignored() -> None:
     data = json.loads(record(10, search=SEARCH).to_json())
     data["scout"] = data["search"]["new"] = {"stage": "wide"}
     assert RoundRecord.from_json(json.dumps(data)) == record(10, search=SEARCH)
+
+
+def test_records_that_cannot_be_written_wait_until_they_can(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "records.jsonl"
+    sink = Records(path)
+    sink.write(record(10))
+    path.rename(tmp_path / "kept")
+    path.parent.rmdir()
+    path.parent.write_text("in the way")
+    with pytest.warns(HdetWarning, match=r"cannot be written to .*The run goes on.*make room") as told:
+        sink.write(record(20))
+        sink.write(record(30))
+    assert len(told) == 1
+    path.parent.unlink()
+    path.parent.mkdir()
+    (tmp_path / "kept").rename(path)
+    sink.write(record(40))
+    assert [r.step for r in read_records(path)] == [10, 20, 30, 40]
+
+
+def test_a_full_disk_leaves_no_half_line_and_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = JsonlSink(tmp_path / "records.jsonl")
+    sink.write(record(10))
+
+    def half(descriptor: int) -> None:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - 20)
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as full, pytest.warns(HdetWarning, match="No space left on device"):
+        full.setattr("os.fsync", half)
+        sink.write(record(20))
+    sink.write(record(30))
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 3
+    assert [r.step for r in read_records(tmp_path / "records.jsonl")] == [10, 20, 30]
 
 
 @pytest.mark.parametrize("sink", [JsonlSink, Records])

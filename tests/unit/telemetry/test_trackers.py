@@ -376,11 +376,13 @@ def test_a_failing_tracker_does_not_end_a_training(tmp_path: Path) -> None:
     assert [each.step for each in records] == [5, 10, 15]
 
 
-def test_other_sinks_still_raise(tmp_path: Path) -> None:
-    tee = Tee(Failing(at_step=-1), Records(tmp_path / "file" / "records.jsonl"))
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(OSError):
-        tee.write(record(10))
+def test_a_sink_of_ones_own_still_raises() -> None:
+    class Own:
+        def write(self, record: RoundRecord) -> None:
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        Tee(Failing(at_step=-1), Own()).write(record(10))
 
 
 def test_tee_takes_sinks_only() -> None:
