@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,7 +47,10 @@ class Checkpoint:
     sha256: str = field(default="", repr=False)
 
     def load_into(self, **parts: Any) -> None:
-        """Load the parts: first modules, then optimizers, then the rest in the order given."""
+        """Load the parts: first modules, then optimizers, then the rest in the order given.
+
+        Before that, what does not fit is refused.
+        """
         for name, part in parts.items():
             if not callable(getattr(part, "load_state_dict", None)):
                 raise TypeError(
@@ -63,12 +66,15 @@ class Checkpoint:
         def place(name: str) -> int:
             return 0 if isinstance(parts[name], nn.Module) else 1 if isinstance(parts[name], Optimizer) else 2
 
-        for name in sorted(parts, key=place):
-            self._load(name, _inner(parts[name]))
+        order = sorted(parts, key=place)
+        for name in order:
+            self._try(_require_fit, name, parts[name])
+        for name in order:
+            self._try(_load, name, parts[name])
 
-    def _load(self, name: str, part: Any) -> None:
+    def _try(self, act: Callable[[Any, Any], None], name: str, part: Any) -> None:
         try:
-            part.load_state_dict(self.states[name])
+            act(_inner(part), self.states[name])
         except Exception as error:
             raise CheckpointError(f"{name} cannot be loaded from {self.path}: {_words(error)}") from error
 
@@ -355,6 +361,46 @@ def _sync_folder(folder: Path) -> None:
 
 def _is_stateful(part: Any) -> bool:
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _load(part: Any, state: Any) -> None:
+    part.load_state_dict(state)
+
+
+def _require_fit(part: Any, state: Any) -> None:
+    """Raise where a part would refuse its state, as far as that can be told before any part is loaded."""
+    if hasattr(part, "check_state_dict"):
+        part.check_state_dict(state)
+    elif isinstance(part, Optimizer):
+        ours, theirs = (
+            [len(g["params"]) for g in groups] for groups in (part.param_groups, state["param_groups"])
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"the optimizer must have groups of {theirs} parameters as in the file, got {ours}"
+            )
+    elif isinstance(part, nn.Module) and not any(_has_load_hooks(m) for m in part.modules()):
+        ours, theirs = _shapes(part.state_dict()), _shapes(state)
+        differ = [
+            f"{name} ({theirs.get(name, 'nothing')} in the file, {ours.get(name, 'nothing')} in the model)"
+            for name in {**theirs, **ours}
+            if theirs.get(name) != ours.get(name)
+        ]
+        if differ:
+            raise ValueError(
+                f"the model must be the one that was saved, but these differ: {', '.join(differ[:5])}"
+            )
+
+
+def _has_load_hooks(module: nn.Module) -> bool:
+    """Whether it may change what it is given before it takes it."""
+    return bool(module._load_state_dict_pre_hooks)  # noqa: SLF001
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {
+        name: list(value.shape) if isinstance(value, torch.Tensor) else [] for name, value in state.items()
+    }
 
 
 def _inner(part: Any) -> Any:

@@ -189,7 +189,7 @@ def test_nothing_is_loaded_where_a_part_is_missing(tmp_path):
     assert torch.equal(model.weight, before)
     with pytest.raises(
         hdet.CheckpointError,
-        match=r"model cannot be loaded from .*step-000001.pt: .*size mismatch for weight",
+        match=r"model cannot be loaded from .*step-000001.pt: .*weight \(\[1, 2\] in the file, \[1, 5\]",
     ):
         hdet.load_checkpoint(tmp_path, model=nn.Linear(5, 1))
 
@@ -230,3 +230,32 @@ def test_rank_zero_writes_and_all_find_the_same(tmp_path):
     assert "got rank 0: step 4, rank 1: none: give a folder that all ranks share" in results[0][2]
     alone = nn.Linear(1, 1)
     assert hdet.load_checkpoint(tmp_path / "a", model=alone).step == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("model", r"model cannot be loaded .*weight \(\[2, 3\] in the file, \[4, 3\] in the model\)"),
+        ("optimizer", r"optimizer cannot be loaded .*groups of \[2\] parameters as in the file, got \[1\]"),
+        ("auto", "auto cannot be loaded .*version"),
+    ],
+)
+def test_a_part_that_does_not_fit_leaves_the_others_as_they_are(tmp_path, bad, words):
+    saved = parts(seed=1)
+    train(saved, 3)
+    states = {**saved}
+    if bad == "auto":
+        state = {**saved["auto"].state_dict(), "version": 0}
+        states["auto"] = type("Old", (), {"state_dict": lambda _: state, "load_state_dict": print})()
+    hdet.save_checkpoint(tmp_path, step=3, **states)
+    made = parts(seed=2)
+    given = {**made}
+    if bad == "model":
+        given["model"] = nn.Linear(3, 4)
+    elif bad == "optimizer":
+        given["optimizer"] = torch.optim.AdamW([made["model"].weight], lr=0.1)
+    before = [p.clone() for p in given["model"].parameters()]
+    with pytest.raises(hdet.CheckpointError, match=words):
+        hdet.load_checkpoint(tmp_path, **given)
+    assert all(torch.equal(a, b) for a, b in zip(before, given["model"].parameters(), strict=True))
+    assert not made["optimizer"].state and made["auto"].num_steps == 0
