@@ -184,6 +184,7 @@ class _Search:
 
     def run(self) -> FoundLR:
         """The ramp, then trials."""
+        self.borrowed.train()
         if len(self._probe) > 1:  # training batches, of which one may be bad
             finite = [b for b in self._probe if not self._is_bad(b)]
             self.borrowed.begin_buffers()
@@ -363,12 +364,12 @@ class _Search:
     @torch.no_grad()
     def _score(self, *, is_joint: bool = True, num_batches: int | None = None) -> float | None:
         """Loss on the probe, or on some of its batches; None if it is not finite."""
+        norms = [m for m in self._model.modules() if isinstance(m, _BatchNorm) and m.training]
         self._model.eval()
-        for module in self._model.modules():
-            if isinstance(module, _BatchNorm):  # its running statistics need more steps than a trial has
-                module.train()
+        for norm in norms:  # their running statistics need more steps than a trial has
+            norm.train()
         value = _mean([self._loss_of(batch).item() for batch in self._probe[:num_batches]])
-        self._model.train()
+        self.borrowed.train()
         reshard(self._model)
         value = self._mean(value, is_joint=is_joint)
         return value if math.isfinite(value) else None

@@ -144,6 +144,26 @@ def test_bad_input_is_named(change, error, message):
         hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0.1), **arguments)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_that_are_kept_in_evaluation_mode_stay_there(whole):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+    if whole:
+        net.eval()  # as a pretrained model comes: a loop calls train() first
+    else:
+        net[1].eval()
+    seen = set()
+
+    def loss_of(model, x):
+        seen.add((model[1].training, model[2].training))
+        return (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    batches = [torch.randn(16, 4) for _ in range(20)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    hdet.find_lr(net, optimizer, batches, loss_of, total_steps=60)
+    assert seen == ({(True, True), (True, False)} if whole else {(False, True), (False, False)})
+    assert [m.training for m in net] == ([False] * 4 if whole else [True, False, True, True])
+
+
 def test_a_model_and_an_optimizer_that_do_not_go_together_are_named():
     net, optimizer = Net(), torch.optim.SGD(Net().parameters(), lr=0.1)
     with pytest.raises(ValueError, match="model must have parameters that the optimizer trains, got a Net"):

@@ -50,6 +50,7 @@ class Borrowed:
         self._rates = [_copy_of(g["lr"]) for g in optimizer.param_groups]
         self._fields = [_fields_of(g) for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
+        self._was_training = model.training
         self._equal_group = _equal_group(group, self._weights)
         self._start, self._generators = self.copy(), generator_states()
         self._moments: dict[Tensor, Any] | None = None  # once there was a first step
@@ -70,7 +71,14 @@ class Borrowed:
         for parameter in self.parameters:
             parameter.grad = None
         reshard(self._model)
+        self.train()
+
+    def train(self) -> None:
+        """Training mode, but for parts of a model in training mode that the user keeps out of it."""
         self._model.train()
+        for module, was_training in self._modes:
+            if self._was_training and not was_training:
+                module.training = False
 
     def begin_generators(self) -> None:
         """Torch's random numbers from where they were."""
