@@ -13,9 +13,11 @@ from hdet.core.guard import Guard
 from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.ensemble.unchanged import unchanged_on_error
+from hdet.errors import warn
 from hdet.explore import LearningRate
 from hdet.found_lr import FoundLR
 from hdet.replicas import ReplicaGroup
+from hdet.replicas.claims import unused_answer
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import plain_optimizer
@@ -111,6 +113,14 @@ class AutoLR(Ensemble):
                 settings = settings_of(recipe, plain, found)
             super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
         self._found = found
+        if found is None and self.replicas.is_writer:
+            unused = unused_answer(plain)
+            if unused is not None:
+                shown = ", ".join(f"{lr:.3g}" for lr in dict.fromkeys(unused))
+                warn(
+                    f"find_lr has found a learning rate of {shown} for this optimizer, but found is None, so "
+                    "the run trains with your guess: pass found=found"
+                )
         if found is not None and self.replicas.is_writer:
             found.warn_of_other_length(total_steps)
         if found is not None and records is not None and self.replicas.is_writer:

@@ -33,7 +33,7 @@ from hdet.found_lr import FoundLR, set_rate
 from hdet.replicas.average import Averager
 from hdet.replicas.batch_norm import own_statistics
 from hdet.replicas.borrowed import Borrowed
-from hdet.replicas.claims import require_free
+from hdet.replicas.claims import remember_search, require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.local_gradients import mesh_of_replicas
@@ -54,9 +54,11 @@ __all__ = ["find_lr"]
 
 _log = logging.getLogger(__name__)
 
-_SPLIT = (
-    ", with a batch or with a part of one. It cuts the tensors of a batch along their first dimension. If "
-    "yours cannot be cut like that, put each batch into an object of a class of your own: it is left whole"
+_CALLED = "hdet.find_lr called loss(model, batch), with the model first and the batch as your loader gives it"
+_CUT = (
+    "hdet.find_lr called loss(model, batch) with a part of a batch. It cuts the tensors of a batch along "
+    "their first dimension. If yours cannot be cut like that, put each batch into an object of a class of "
+    "your own: it is left whole"
 )
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
@@ -106,7 +108,11 @@ def find_lr(
     everyone = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer_layers(optimizer)[-1]))
     with raising_together(everyone):
         require_count(
-            "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
+            "total_steps",
+            total_steps,
+            at_least=LEAST_STEPS,
+            remedy="count optimizer steps, which are epochs times len(loader). A shorter run cannot afford "
+            "a search",
         )
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
@@ -143,6 +149,7 @@ def find_lr(
         search.borrowed.put_back(after_error=True)
         raise
     search.borrowed.put_back()
+    remember_search(optimizer, found.asked, found.lr)
     if everyone.is_writer:
         _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
     return found
@@ -170,6 +177,7 @@ class _Search:
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self._group, self._asked = clip_norm, group, asked
         self._total_steps = total_steps
+        self._has_loss = False
         self.borrowed = Borrowed(model, optimizer, everyone)
         """What is put back after the search."""
         self._batches = endless(batches)
@@ -334,9 +342,14 @@ class _Search:
         with torch.enable_grad():
             loss = self._loss_of(batch)
             if not loss.requires_grad:
+                is_frozen = not any(p.requires_grad for p in self.borrowed.parameters)
                 raise ValueError(
-                    "loss must return a tensor that gradients flow through, got one without: return it "
-                    "before backward(), and do not use no_grad() or detach()"
+                    "loss must return a tensor that gradients flow through, got one without: "
+                    + (
+                        "no parameter of the optimizer has requires_grad=True"
+                        if is_frozen
+                        else "return it before backward(), and do not use no_grad() or detach()"
+                    )
                 )
             loss.backward()
         value = loss.item()
@@ -357,8 +370,9 @@ class _Search:
         except Exception as error:
             add_note = getattr(error, "add_note", None)  # from Python 3.11 on
             if add_note is not None:
-                add_note(f"hdet.find_lr called loss(model, batch){_SPLIT if self._num_parts > 1 else ''}")
+                add_note(_CUT if self._num_parts > 1 and self._has_loss else _CALLED)
             raise
+        self._has_loss = True
         return scalar_of("loss must return", loss)
 
     @torch.no_grad()

@@ -116,13 +116,13 @@ class FoundLR:
         def shown(values: Sequence[float]) -> str:
             return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
 
-        sureness = (
-            f"In four cases of five the best one is between {shown(self.low)} and {shown(self.high)}."
-            if not self.should_search_again
-            else "The search went to its limits. To be sure, search again with this one as your guess."
-        )
+        sureness = f"The best one is probably between {shown(self.low)} and {shown(self.high)} (80 %). "
+        if self.is_guess:
+            sureness = ""  # the reason says it
+        elif self.should_search_again:
+            sureness = "The search went to its limits. To be sure, search again with this one as your guess. "
         return (
-            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). {sureness} "
+            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). {sureness}"
             f"It comes from {self.reason}. The search took {self.num_steps} steps."
         )
 

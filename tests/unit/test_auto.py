@@ -100,7 +100,7 @@ def test_it_finds_and_trains_on_ranks():
     assert 10 < found["lr"] / 1e-4 < 1e4
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert "step 400 of 400, 2 replicas" in summary
-    assert "your guess was 0.0001). In four cases of five" in summary
+    assert "your guess was 0.0001). The best one is probably between" in summary
 
 
 def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():
@@ -171,3 +171,33 @@ def test_the_peak_of_a_one_cycle_that_was_there_before_is_the_peak():
     auto = hdet.AutoLR(optimizer, total_steps=100, model=net)
     assert auto.found_lr == {"lr": 0.02}
     assert auto.base["lr"] == pytest.approx(0.02 / 25)
+
+
+def test_an_answer_that_is_not_used_is_warned_of():
+    def searched():
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        batches = [torch.randn(16, 4) for _ in range(20)]
+        loss_of = lambda model, x: (model(x) - x.sum(dim=1, keepdim=True)).square().mean()  # noqa: E731
+        return optimizer, hdet.find_lr(net, optimizer, batches, loss_of, total_steps=60)
+
+    optimizer, found = searched()
+    with pytest.warns(
+        hdet.HdetWarning, match=r"find_lr has found .* trains with your guess: pass found=found"
+    ):
+        hdet.AutoLR(optimizer, total_steps=60)
+    optimizer, found = searched()  # no warning: found is given, written, or another rate was chosen
+    hdet.AutoLR(optimizer, total_steps=60, found=found).close()
+    optimizer, found = searched()
+    found.write(optimizer)
+    hdet.AutoLR(optimizer, total_steps=60).close()
+    optimizer, _ = searched()
+    optimizer.param_groups[0]["lr"] = 0.5
+    hdet.AutoLR(optimizer, total_steps=60).close()
+
+
+def test_a_number_of_an_epoch_is_no_loss():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    auto = hdet.AutoLR(optimizer, total_steps=60)
+    with pytest.raises(TypeError, match=r"got the integer 3: step.. takes the loss, not the number"):
+        auto.step(3)

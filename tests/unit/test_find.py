@@ -170,6 +170,8 @@ def test_a_model_and_an_optimizer_that_do_not_go_together_are_named():
         hdet.find_lr(net, optimizer, [], loss_of, total_steps=500)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got 0.1"):
         hdet.find_lr(net, 0.1, [], loss_of, total_steps=500)
+    with pytest.raises(TypeError, match=r"got a model of type Net: are model and optimizer swapped\?"):
+        hdet.find_lr(optimizer, net, [], loss_of, total_steps=500)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got 'net'"):
         hdet.find_lr("net", optimizer, [], loss_of, total_steps=500)
 
@@ -185,6 +187,23 @@ def test_a_group_without_a_learning_rate_keeps_none_and_what_cannot_be_searched_
         hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=0), [], loss_of, total_steps=500)
     with pytest.raises(ValueError, match="must step without a closure, got LBFGS"):
         hdet.find_lr(net, torch.optim.LBFGS(net.parameters()), [], loss_of, total_steps=500)
+
+
+def test_what_a_loss_cannot_take_is_told_with_how_it_is_called():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    batches = [torch.randn(16, 4) for _ in range(20)]
+
+    def notes_of(loss):
+        with pytest.raises(Exception) as caught:
+            hdet.find_lr(net, optimizer, batches, loss, total_steps=60)
+        return " ".join(getattr(caught.value, "__notes__", [str(caught.value)]))
+
+    assert "called loss(model, batch), with the model first" in notes_of(lambda x, model: model(x).mean())
+    assert "cuts the tensors of a batch" in notes_of(lambda model, x: model(x).reshape(16, 1).mean())
+    net.requires_grad_(False)
+    frozen = notes_of(lambda model, x: model(x).mean())
+    assert "no parameter of the optimizer has requires_grad=True" in frozen
 
 
 def test_data_that_ends_starts_over():
@@ -318,7 +337,7 @@ def test_the_picture_and_the_words(tmp_path):
     assert "your guess was 0.0001). The search went to its limits." in str(found)
     again = found_from(found.lr[0])
     assert not again.should_search_again
-    assert "In four cases of five the best one is between" in str(again)
+    assert "The best one is probably between" in str(again)
 
 
 def train_with(net, optimizer, auto, first, last):

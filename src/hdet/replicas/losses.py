@@ -130,6 +130,11 @@ class LossMeter:
                 last = self._last = self._devices.setdefault(loss.device, _DeviceSum(loss.device))
             last.add(loss)
             return
+        if isinstance(loss, int):
+            raise TypeError(
+                f"loss must be a tensor with one element or a float, got the integer {loss!r}: step() takes "
+                "the loss, not the number of a step or an epoch"
+            )
         number = number_of("loss must be", loss)
         seen = LossSum(number, 1.0, 0.0) if math.isfinite(number) else LossSum(0.0, 0.0, 1.0)
         self._host = self._host.plus(seen)

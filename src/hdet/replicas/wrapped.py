@@ -40,9 +40,10 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
         layers.append(inner)
     last = layers[-1]
     if not isinstance(last, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} of type {type(optimizer).__name__}"
-        )
+        is_model = isinstance(optimizer, nn.Module)  # whose repr has pages
+        shown = f"{'a model' if is_model else repr(optimizer)} of type {type(optimizer).__name__}"
+        swapped = ": are model and optimizer swapped?" if is_model else ""
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown}{swapped}")
     if not hasattr(last, "_optimizer_step_post_hooks"):
         raise TypeError(
             f"optimizer must call torch.optim.Optimizer.__init__, got a {type(last).__name__} that does not: "

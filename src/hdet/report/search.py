@@ -85,14 +85,14 @@ def _trials(trials: Sequence[_Point], high: float, at: float, unit: str) -> Iter
 
 def _band(search: SearchRecord, bottom: float, top: float) -> Iterable[Trace]:
     low, high = search.low, search.high
-    if 0 < low < high < math.inf:
+    if 0 < low < high < math.inf and search.found != search.asked:  # else the search could not tell
         x, y = [low, low, high, high, low], [bottom, top, top, bottom, bottom]
         yield line(x, y, "likely range", "--band", width=0) | {
             "fill": "toself",
             "fillcolor": "--band",
             "hoveron": "fills",
             "hovertemplate": None,
-            "text": f"between {figure(low, 2)} and {figure(high, 2)} in four cases of five",
+            "text": f"between {figure(low, 2)} and {figure(high, 2)} (80 %)",
             "hoverinfo": "text",
             "meta": ["", "mark"],
         }

@@ -208,9 +208,11 @@ def search_sentence(run: Run) -> str:
         text = (
             "The search went to its limits. To be sure, search again with this learning rate as your guess. "
         )
+    elif search.found == search.asked:
+        text = "The search could not tell, so your guess stays. "
     elif 0 < search.low < search.high < math.inf:
         low, high = figure(search.low, 2), figure(search.high, 2)
-        text = f"The best learning rate should lie between {low} and {high} in four cases of five. "
+        text = f"The best learning rate is probably between {low} and {high} (80 %). "
     return f"{text}The search took {count(search.num_steps, 'step')}."
 
 

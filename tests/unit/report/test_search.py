@@ -74,8 +74,7 @@ def test_what_was_found_is_said() -> None:
     one = run(SEARCH)
     assert headline(one) == "Found a learning rate of 3.2e-3, 32 times the 1e-4 that you asked for."
     assert sentence(one).startswith(
-        "The best learning rate should lie between 1.6e-3 and 6.1e-3 in four cases of five. "
-        "The search took 1,234 steps. "
+        "The best learning rate is probably between 1.6e-3 and 6.1e-3 (80 %). The search took 1,234 steps. "
     )
     lower = run(replace(SEARCH, asked=0.032))
     assert headline(lower) == "Found a learning rate of 3.2e-3, 10 times below the 0.032 that you asked for."
