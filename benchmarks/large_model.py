@@ -1,6 +1,6 @@
 """Train a transformer of 50 M parameters, sharded, and see what hdet takes of a rank's memory.
 
-torchrun --standalone --nproc-per-node 4 examples/large_model.py
+torchrun --standalone --nproc-per-node 4 -m benchmarks.large_model
 
 Two replicas of two ranks each. A search, 50 steps with the guard and the tail, and a table of the memory that
 hdet has taken, beside what `hdet plan` says. Minutes on a CPU. `--width 64` makes it small.
