@@ -45,9 +45,13 @@ def run_replicas(
         _workers.append(_Worker(context))
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        for rank in range(world_size):
-            _workers[rank].connection.send_bytes(pickle.dumps((fn, rank, world_size, store, args)))
-        answers = [_receive(_workers[rank], timeout_seconds) for rank in range(world_size)]
+        try:
+            for rank in range(world_size):
+                _workers[rank].connection.send_bytes(pickle.dumps((fn, rank, world_size, store, args)))
+            answers = [_receive(_workers[rank], timeout_seconds) for rank in range(world_size)]
+        except BaseException:
+            end_processes()  # the next call must not get the answers of this one
+            raise
     errors = [text for is_error, text in answers if is_error]
     if errors:
         raise ReplicaError("\n".join(errors))
@@ -77,7 +81,6 @@ def _receive(worker: _Worker, timeout_seconds: float) -> tuple[bool, Any]:
         time.sleep(1)
         answers = [pickle.loads(each.connection.recv_bytes()) for each in _workers if each.connection.poll()]
         errors = [text for is_error, text in answers if is_error]  # for which this one waits, maybe
-        end_processes()
         raise ReplicaError(
             "\n".join([f"no answer within {timeout_seconds} s: stderr says where each rank is", *errors])
         )
