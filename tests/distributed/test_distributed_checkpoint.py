@@ -102,7 +102,7 @@ def _load(rank: int, state: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("hdet.ensemble.ensemble")
+    logger = logging.getLogger("hdet.ensemble")
     logger.addHandler(handler)
     try:
         build("sgd")[2].load_state_dict(state)

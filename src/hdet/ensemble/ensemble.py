@@ -5,47 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_number
 from hdet.core.controller import Controller
 from hdet.core.guard import Guard
-from hdet.core.merge import LateMerge, MeanMerge, Merge
-from hdet.core.tail import tail_steps
-from hdet.ensemble.arguments import check_arguments, check_replicas
-from hdet.ensemble.controllers import build_steering
-from hdet.ensemble.loss_table import LossTable
-from hdet.ensemble.merging import Merging
-from hdet.ensemble.recording import RecordWriter
-from hdet.ensemble.round import Rounds
+from hdet.core.merge import Merge
+from hdet.ensemble.parts import build_parts
 from hdet.ensemble.schedule import FollowedSchedule, Schedule
-from hdet.ensemble.state import (
-    VERSION,
-    check_counts,
-    check_keys,
-    check_losses,
-    check_peaks,
-    check_tunables,
-    check_version,
-)
+from hdet.ensemble.state import VERSION, check_state, log_other_settings
 from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
-from hdet.ensemble.tail import Tail
-from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
-from hdet.explore import ExploredValues, Hyperparameter, LearningRate
-from hdet.explore.values import hyperparameters_of
-from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
+from hdet.explore import Hyperparameter
+from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.claims import claim, release
-from hdet.replicas.local_gradients import require_local_gradients
-from hdet.replicas.tensors import has_coupled_decay, parameters_of
-from hdet.replicas.together import raising_together
-from hdet.replicas.wrapped import optimizer_layers, plain_model, plain_scheduler
+from hdet.replicas.tensors import parameters_of
 from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
@@ -54,18 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Ensemble"]
 
 _log = logging.getLogger(__name__)
-_STATE = (
-    "version",
-    "num_steps",
-    "peaks",
-    "optimizer_steps_are_seen",
-    "losses",
-    "tunables",
-    "scheduler",
-    "steering",
-    "tail",
-)
-"""What a state holds."""
 
 
 class Ensemble:
@@ -149,131 +115,52 @@ class Ensemble:
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
-        if isinstance(replicas, Replicas):
-            group = ReplicaGroup(0, 1)
-        else:
-            inner = optimizer_layers(optimizer)[-1]
-            group = ReplicaGroup.of_parameters(replicas, parameters_of(inner))
-            group = replace(group, patience=require_number("patience", patience, above=0))
-        with raising_together(group):
-            layers, scheduler, model = (
-                optimizer_layers(optimizer),
-                plain_scheduler(scheduler),
-                plain_model(model),
-            )
-            optimizer = layers[-1]
-            if total_steps is None:
-                total_steps = getattr(scheduler, "total_steps", None)
-            explore = hyperparameters_of(explore) if explore is not None else [LearningRate()]
-            check_arguments(
-                layers=layers,
-                scheduler=scheduler,
-                model=model,
-                sync_every=sync_every,
-                controller=controller,
-                total_steps=total_steps,
-                seed=seed,
-                records=records,
-                bucket_mib=bucket_mib,
-                assignment=assignment,
-                gradients=gradients,
-                merge=merge,
-                moments=moments,
-                probe=probe,
-                average_tail=average_tail,
-            )
-            self.optimizer = optimizer
-            self.sync_every = sync_every
-            self.total_steps = total_steps
-            self.seed = seed
-            is_local, merge = gradients == "local", MeanMerge() if merge is None else merge
-            if not isinstance(replicas, Replicas):
-                if is_local:
-                    require_local_gradients(
-                        group, parameters_of(optimizer), model, shares_first=isinstance(merge, LateMerge)
-                    )
-                replicas = RankReplicas(
-                    group, optimizer, model, probe=probe, bucket_mib=bucket_mib, layers=layers
-                )
-            self.replicas: Replicas = replicas
-            self._values = values = ExploredValues(explore, optimizer)
-            self._peaks = peaks_of(values.learning_rates, optimizer)
-            self._warn = WarnOnce(is_silent=not replicas.is_writer)
-            losses = LossTable(replicas.count)
-            self.steering = build_steering(
-                controller,
-                values,
-                replicas,
-                sync_every=sync_every,
-                total_steps=total_steps,
-                warn=self._warn,
-            )
-            """What moves the shared values."""
-            check_replicas(layers, model, replicas, values, gradients=gradients)
-            self._tail = Tail(
-                replicas, range(0) if total_steps is None else tail_steps(total_steps, average_tail)
-            )
-            differ = (
-                is_local or has_coupled_decay(optimizer) or any(t.changes_moments for t in values.tunables)
-            )
-            if moments == "auto":
-                moments = "average" if differ and not merge.stays_apart else "keep"
-            self._merging = Merging(
-                merge,
-                replicas,
-                has_local_gradients=is_local,
-                keeps_moments=moments == "keep",
-                total_steps=total_steps,
-            )
-            self._writer = RecordWriter(values, records, is_writer=replicas.is_writer)
-            self._rounds = Rounds(
-                replicas,
-                values,
-                losses,
-                self.steering,
-                self._tail,
-                self._merging,
-                sync_every=sync_every,
-                seed=seed,
-                assignment=assignment,
-                is_recorded=self._writer.keeps_trace,
-            )
-            self._rounds.positions(0)  # raises if the assignment does not fit
-        replicas.require_same(
-            {
-                "explore": explore,
-                "sync_every": sync_every,
-                "controller": controller,
-                "total_steps": total_steps,
-                "seed": seed,
-                "bucket_mib": bucket_mib,
-                "assignment": assignment,
-                "gradients": gradients,
-                "merge": merge,
-                "moments": moments,
-                "probe": replicas.has_probe,
-                "average_tail": average_tail,
-            }
+        parts = build_parts(
+            optimizer,
+            scheduler=scheduler,
+            model=model,
+            explore=explore,
+            sync_every=sync_every,
+            controller=controller,
+            total_steps=total_steps,
+            replicas=replicas,
+            seed=seed,
+            records=records,
+            bucket_mib=bucket_mib,
+            assignment=assignment,
+            gradients=gradients,
+            merge=merge,
+            moments=moments,
+            probe=probe,
+            average_tail=average_tail,
+            patience=patience,
         )
-        # Records may be given to replica zero alone: every replica then takes part in its rounds.
-        is_recorded = replicas.any(records is not None)
-        is_active = controller is not None or is_recorded or replicas.needs_syncs
+        self.optimizer = optimizer = parts.optimizer
+        self.sync_every = sync_every
+        self.total_steps = parts.total_steps
+        self.seed = seed
+        self.replicas: Replicas = parts.replicas
+        self.steering = parts.steering
+        """What moves the shared values."""
+        self._values, self._losses, self._rounds = parts.values, parts.losses, parts.rounds
+        self._tail, self._merging = parts.tail, parts.merging
+        self._writer, self._warn = parts.writer, parts.warn
+        self._peaks = peaks_of(parts.values.learning_rates, optimizer)
 
         # From here on things change.
-        self._losses = losses
-        self._schedule = FollowedSchedule(scheduler, total_steps)
+        self._schedule = FollowedSchedule(parts.scheduler, parts.total_steps)
         self._counter = StepCounter(parameters_of(optimizer))
-        self._begins_equal = replicas.attach(
-            values,
-            moments=moments,
+        self._begins_equal = parts.replicas.attach(
+            parts.values,
+            moments=parts.moments,
             measures_gradients=self._merging.measures_gradients,
             step_made=self._counter.optimizer_stepped,
         )
         claim(optimizer)
         self._is_closed = False
-        self._has_rounds = is_active or is_local or replicas.differ
-        self._hooks = values.watch(optimizer)
-        self._restart(max(0, getattr(scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
+        self._has_rounds = parts.has_rounds or parts.replicas.differ
+        self._hooks = parts.values.watch(optimizer)
+        self._restart(max(0, getattr(parts.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
         self.steering.begin(self.num_steps)
 
@@ -535,38 +422,12 @@ class Ensemble:
         self._merging.load_state_dict(state_dict.get("merge"))
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
         self._losses.clear(state_dict["losses"])
-        planned = state_dict.get("total_steps")
-        if (
-            None not in (planned, self.total_steps)
-            and planned != self.total_steps
-            and self.replicas.is_writer
-        ):
-            _log.warning(
-                "step %d: the checkpoint is of a run of %d steps, and this one has %d. A schedule that "
-                "depends on the length jumps, or ends at the old length",
-                self.num_steps,
-                planned,
-                self.total_steps,
-            )
-        num_saved = len(state_dict["losses"])
-        if num_saved != self.replicas.count and self.replicas.is_writer:
-            _log.warning(
-                "step %d: a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and "
-                "losses of the round that was saved are dropped",
-                self.num_steps,
-                num_saved,
-                self.replicas.count,
-            )
+        if self.replicas.is_writer:
+            log_other_settings(state_dict, self.total_steps, self.replicas.count)
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
-        check_version(state_dict)
-        check_keys("state_dict", state_dict, _STATE)
-        has_length = state_dict.get("total_steps") is not None
-        check_counts("state_dict", state_dict, ("num_steps", "total_steps") if has_length else ("num_steps",))
-        check_tunables(state_dict["tunables"], self._values.tunables)
-        check_peaks(state_dict["peaks"], self._values.learning_rates)
-        check_losses(state_dict)
+        check_state(state_dict, self._values)
         self._schedule.check_state(state_dict["scheduler"])
         self.steering.check_state(state_dict["steering"])
         self._tail.check_state(state_dict["tail"])

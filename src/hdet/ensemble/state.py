@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hdet.core.checks import require_count, require_flag, require_number
-from hdet.explore import Tunable
+from hdet.explore import ExploredValues, Tunable
 from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part
 from hdet.replicas.stacked import StackedReplicas
@@ -21,16 +22,64 @@ __all__ = [
     "check_losses",
     "check_numbers",
     "check_peaks",
+    "check_state",
     "check_tensors",
     "check_tunables",
     "check_version",
     "check_weights",
+    "log_other_settings",
 ]
+
+_log = logging.getLogger(__name__)
 
 VERSION = 4
 """Of the state that an ensemble saves."""
 
+_STATE = (
+    "version",
+    "num_steps",
+    "peaks",
+    "optimizer_steps_are_seen",
+    "losses",
+    "tunables",
+    "scheduler",
+    "steering",
+    "tail",
+)
+"""What it holds."""
 _REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
+
+
+def check_state(state: dict[str, Any], values: ExploredValues) -> None:
+    """Raise if this is not the state of an ensemble that explores these values. Its parts check theirs."""
+    check_version(state)
+    check_keys("state_dict", state, _STATE)
+    has_length = state.get("total_steps") is not None
+    check_counts("state_dict", state, ("num_steps", "total_steps") if has_length else ("num_steps",))
+    check_tunables(state["tunables"], values.tunables)
+    check_peaks(state["peaks"], values.learning_rates)
+    check_losses(state)
+
+
+def log_other_settings(state: dict[str, Any], total_steps: int | None, num_replicas: int) -> None:
+    """Tell what a run does that goes on with another length, or with more or fewer replicas."""
+    num_steps, planned, num_saved = state["num_steps"], state.get("total_steps"), len(state["losses"])
+    if None not in (planned, total_steps) and planned != total_steps:
+        _log.warning(
+            "step %d: the checkpoint is of a run of %d steps, and this one has %d. A schedule that "
+            "depends on the length jumps, or ends at the old length",
+            num_steps,
+            planned,
+            total_steps,
+        )
+    if num_saved != num_replicas:
+        _log.warning(
+            "step %d: a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and "
+            "losses of the round that was saved are dropped",
+            num_steps,
+            num_saved,
+            num_replicas,
+        )
 
 
 def check_version(state: object) -> None:
