@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from datetime import timedelta
@@ -71,18 +70,12 @@ def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what
 
 def _completes(work: Any, group: ReplicaGroup, seconds: float, what: str) -> bool:
     if group.device.type == "cpu":
-        with contextlib.suppress(RuntimeError):  # its own, or that of the collective
-            work.wait(timedelta(seconds=seconds))
-        if not work.is_completed():
-            return False
         try:
-            work.wait()
-        except RuntimeError as error:
-            if "timed out" not in str(error).lower():
-                raise
-            raise ReplicaMissingError(
-                f"{what} is not complete within the time limit of its process group. {_REMEDY}"
-            ) from error
+            work.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            if not work.is_completed():  # only this wait is over
+                return False
+            _require_success(work, what)
         return True
     end = time.monotonic() + seconds
     while not work.is_completed():
@@ -90,6 +83,18 @@ def _completes(work: Any, group: ReplicaGroup, seconds: float, what: str) -> boo
             return False
         time.sleep(1e-4)
     return True
+
+
+def _require_success(work: Any, what: str) -> None:
+    """Raise what has ended a collective that is over."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise ReplicaMissingError(
+            f"{what} is not complete within the time limit of its process group. {_REMEDY}"
+        ) from error
 
 
 def _tell(joined: dist.ProcessGroup, count: int) -> dict[int, bytes]:
