@@ -111,8 +111,8 @@ def find_lr(
             "total_steps",
             total_steps,
             at_least=LEAST_STEPS,
-            remedy="count optimizer steps, which are epochs times len(loader). A shorter run cannot afford "
-            "a search",
+            remedy="a shorter run cannot afford a search. Count optimizer steps, which are epochs times "
+            "len(loader)",
         )
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
