@@ -33,7 +33,7 @@ from hdet.found_lr import FoundLR, set_rate
 from hdet.replicas.average import Averager
 from hdet.replicas.batch_norm import own_statistics
 from hdet.replicas.borrowed import Borrowed
-from hdet.replicas.claims import remember_search, require_free
+from hdet.replicas.claims import peak_rate, remember_search, require_free
 from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.local_gradients import mesh_of_replicas
@@ -128,7 +128,7 @@ def find_lr(
         require_supported(layers, model)
         require_whole_optimizer(layers)
         module = without_ddp(model)
-        asked = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
+        asked = [peak_rate(group) for group in optimizer.param_groups]
         for value in asked:
             require_number("optimizer's lr", value, at_least=0)
         if not any(asked):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 from hdet.explore import Tunable
+from hdet.replicas.claims import peak_rate
 
 __all__ = ["Summary", "found_learning_rates", "peaks_of"]
 
@@ -18,7 +19,7 @@ def peaks_of(learning_rates: Sequence[Tunable], optimizer: Optimizer) -> list[li
     peaks = []
     for tunable in learning_rates:
         held = [groups[slot.group_index] for slot in tunable.slots]
-        peaks.append([float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in held])
+        peaks.append([peak_rate(group) for group in held])
     return peaks
 
 

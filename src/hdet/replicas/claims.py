@@ -1,13 +1,14 @@
-"""What this process knows of an optimizer: who drives it, and what was found for it."""
+"""What is known of an optimizer: who drives it, what is asked of it, and what a search has found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch.optim import Optimizer
 
-__all__ = ["claim", "release", "remember_search", "require_free", "unused_answer"]
+__all__ = ["claim", "peak_rate", "release", "remember_search", "require_free", "unused_answer"]
 
 _claimed: WeakSet[Optimizer] = WeakSet()
 _searched: WeakKeyDictionary[Optimizer, tuple[list[float], list[float]]] = WeakKeyDictionary()
@@ -32,6 +33,11 @@ def release(optimizer: Optimizer) -> None:
     _claimed.discard(optimizer)
 
 
+def peak_rate(group: Mapping[str, Any]) -> float:
+    """The learning rate that was asked for in a parameter group: the peak, where a schedule writes there."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+
+
 def remember_search(optimizer: Optimizer, asked: Sequence[float], found: Sequence[float]) -> None:
     """A search from these learning rates has found those."""
     _searched[optimizer] = list(asked), list(found)
@@ -39,6 +45,6 @@ def remember_search(optimizer: Optimizer, asked: Sequence[float], found: Sequenc
 
 def unused_answer(optimizer: Optimizer) -> list[float] | None:
     """What a search has found for the optimizer, where it still has the guess; else None."""
-    peaks = [float(g.get("max_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
+    peaks = [peak_rate(group) for group in optimizer.param_groups]
     asked, found = _searched.get(optimizer, (None, None))
     return found if peaks == asked != found else None

@@ -23,7 +23,7 @@ from hdet.report.schedules import schedule
 from hdet.report.series import base_series, learning_rates, thin
 from hdet.report.words import duration, figure
 
-__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts", "shared_facts"]
+__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts"]
 
 
 _Pick = Callable[[Evaluation], float | None]
@@ -43,9 +43,9 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Loss against learning rate, and held-out loss and learning rate of all runs over steps."""
     unit = runs[0].loss_unit if are_comparable(runs) else ""
     yield from _against_rate(runs, unit)
-    traces = _curves(runs, max_points, lambda evaluation: evaluation.loss, unit)
+    traces = _curves(runs, max_points, _loss, unit)
     if traces:
-        limits = _limits(runs, lambda evaluation: evaluation.loss, is_falling=True)
+        limits = _limits(runs, _loss, is_falling=True)
         yield Chart(
             title="Held-out loss",
             caption="Compare where the curves end, not where they cross."
@@ -86,7 +86,7 @@ def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Metrics that several runs share, over steps."""
     names = dict.fromkeys(name for run in runs for e in run.evaluations for name in e.metrics)
     for name in main_metrics(dict.fromkeys(names, 0.0)):
-        pick = lambda evaluation, name=name: evaluation.metrics.get(name)  # noqa: E731
+        pick = _metric(name)
         curves = _curves(runs, max_points, pick, "")
         if len(curves) > 1:
             shown = name.replace("_", " ")
@@ -111,7 +111,7 @@ def _against_rate(runs: Sequence[Run], unit: str) -> Iterable[Chart]:
     losses = [run.final_loss for _, run in known if run.final_loss is not None]
     if len({lr for lr, _ in known}) < 2 or len(losses) < 2 or not are_comparable(runs):
         return
-    low, high = min(losses), highest_shown(losses, _untrained(runs, lambda evaluation: evaluation.loss))
+    low, high = min(losses), highest_shown(losses, _untrained(runs, _loss))
     room = 0.08 * (high - low) or 0.1
     shown = [(lr, run, run.final_loss) for lr, run in known if run.final_loss is not None]
     kept = [(lr, run, loss) for lr, run, loss in shown if loss <= high]
@@ -163,6 +163,14 @@ def _against_rate(runs: Sequence[Run], unit: str) -> Iterable[Chart]:
     )
 
 
+def _loss(evaluation: Evaluation) -> float | None:
+    return evaluation.loss
+
+
+def _metric(name: str) -> _Pick:
+    return lambda evaluation: evaluation.metrics.get(name)
+
+
 def _untrained(runs: Sequence[Run], pick: _Pick) -> float | None:
     """The value before the first step, of the run in the middle where they differ."""
     first = [v for run in runs for e in run.evaluations[:1] if e.step == 0 and (v := pick(e)) is not None]
@@ -190,26 +198,20 @@ def _limits(runs: Sequence[Run], pick: _Pick, is_falling: bool | None = None) ->
     return {"yaxis": {"range": sorted([sign * (low - room), sign * (high + room)])}}
 
 
-def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:
-    """Final results: a head, and a row of cells per run. The best loss is marked if losses are comparable.
+def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]], dict[str, str]]:
+    """Final results: a head, a row of cells per run, and what is the same in all runs and has no column.
 
-    What :func:`shared_facts` says of all runs has no column.
+    The best loss is marked if losses are comparable.
     """
     head, rows = _full_table(runs)
-    shared = shared_facts(runs)
-    kept = [i for i, name in enumerate(head) if name not in shared]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
-def shared_facts(runs: Sequence[Run]) -> dict[str, str]:
-    """What is the same in all of several runs, by the name of its column."""
-    head, rows = _full_table(runs)
     columns = dict(zip(head, zip(*rows, strict=True), strict=True))
-    return {
+    shared = {
         name: columns[name][0].text
         for name in ("controller", "replicas", "steps", "left out", "status")
         if len(rows) > 1 and name in columns and len({cell.text for cell in columns[name]}) == 1
     }
+    kept = [i for i, name in enumerate(head) if name not in shared]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows], shared
 
 
 def _full_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hdet.report.chart import Chart
-from hdet.report.compare import comparison_charts, comparison_table, metric_charts, shared_facts
+from hdet.report.compare import comparison_charts, comparison_table, metric_charts
 from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
 from hdet.report.pieces import notes_html, results_html, sentence_html, settings_html, text, tiles_html
 from hdet.report.runs import Run
@@ -58,9 +58,12 @@ def _several_runs(runs: Sequence[Run], pieces: Pieces) -> str:
         + tiles_html(list(comparison_tiles(runs)))
         + notes_html(notes)
     )
-    points, table = pieces.max_points, results_html(*comparison_table(runs), label="Results of all runs")
-    shared = ", ".join(f"{name} {value}" for name, value in shared_facts(runs).items())
-    table += sentence_html(f"In all runs: {shared}." if shared else "", "common")
+    points = pieces.max_points
+    head, rows, shared = comparison_table(runs)
+    said = ", ".join(f"{name} {value}" for name, value in shared.items())
+    table = results_html(head, rows, label="Results of all runs") + sentence_html(
+        f"In all runs: {said}." if said else "", "common"
+    )
     sections = [
         Section("", _over(runs, comparison_charts(runs, points))),
         Section("Results", _over(runs, metric_charts(runs, points)), before=table),

@@ -7,7 +7,7 @@ import pytest
 
 from hdet.report import Evaluation, Run, read_run
 from hdet.report.chart import Chart, Pool, line
-from hdet.report.compare import comparison_charts, comparison_table, metric_charts, shared_facts
+from hdet.report.compare import comparison_charts, comparison_table, metric_charts
 from hdet.report.schedules import rate_charts
 from hdet.report.search import search_charts
 from hdet.report.series import (
@@ -327,8 +327,8 @@ def test_one_bad_run_does_not_flatten_a_metric_that_rises_or_falls(good, bad, fi
 
 def test_what_all_runs_share_is_said_once() -> None:
     runs = [run(config={"controller": "none"}, result={"status": s}) for s in ("finished", "failed")]
-    assert shared_facts(runs)["controller"] == "none" and "status" not in shared_facts(runs)
-    head, _ = comparison_table(runs)
+    head, _, shared = comparison_table(runs)
+    assert shared["controller"] == "none" and "status" not in shared
     assert "controller" not in head and "status" in head
 
 
@@ -340,8 +340,8 @@ def test_without_a_bad_run_a_sweep_shows_all_of_it() -> None:
 
 def test_the_best_run_is_marked_if_losses_can_be_compared() -> None:
     runs = [run(result={"final_loss": loss}, config={"task": "feed"}) for loss in (0.5, 0.4, 0.6)]
-    head, rows = comparison_table([*runs, run(config={"task": "feed"})])
+    head, rows, _ = comparison_table([*runs, run(config={"task": "feed"})])
     column = head.index("held-out loss")
     assert [row[column].is_best for row in rows] == [False, True, False, False]
-    _, rows = comparison_table([*runs, run(result={"final_loss": 0.1}, config={"task": "digits"})])
+    _, rows, _ = comparison_table([*runs, run(result={"final_loss": 0.1}, config={"task": "digits"})])
     assert not any(cell.is_best for row in rows for cell in row)
