@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -368,9 +369,8 @@ class _Search:
         try:
             loss = self._loss(self._model, batch)
         except Exception as error:
-            add_note = getattr(error, "add_note", None)  # from Python 3.11 on
-            if add_note is not None:
-                add_note(_CUT if self._num_parts > 1 and self._has_loss else _CALLED)
+            if sys.version_info >= (3, 11):
+                error.add_note(_CUT if self._num_parts > 1 and self._has_loss else _CALLED)
             raise
         self._has_loss = True
         return scalar_of("loss must return", loss)

@@ -28,6 +28,7 @@ from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Self
 
 __all__ = ["Ensemble"]
 
@@ -156,7 +157,7 @@ class Ensemble:
             measures_gradients=self._merging.measures_gradients,
             step_made=self._counter.optimizer_stepped,
         )
-        claim(optimizer)
+        claim(optimizer, self)
         self._is_closed = False
         self._has_rounds = parts.has_rounds or parts.replicas.differ
         self._hooks = parts.values.watch(optimizer)
@@ -357,6 +358,12 @@ class Ensemble:
         self._hooks = []
         self._values.put_scheduled()
         release(self.optimizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _require_open(self, call: str) -> None:
         if self._is_closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -13,6 +13,9 @@ from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas.stacked import StackedReplicas
 from hdet.replicas.wrapped import plain_optimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["VirtualEnsemble"]
 
@@ -126,6 +129,16 @@ class VirtualEnsemble:
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (eq. 10)."""
         self.engine.warm_start(noise_scale, norm=norm)
+
+    def close(self) -> None:
+        """Put the scheduled values back in place and let go of the optimizer, for good."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from hdet.explore.hyperparameter import Hyperparameter
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
+from hdet.weak_hook import weak_hook
 
 __all__ = ["ExploredValues", "hyperparameters_of"]
 
@@ -168,8 +169,8 @@ class ExploredValues:
     def watch(self, optimizer: Optimizer) -> list[Any]:
         """Keep the optimizer's checkpoints free of multipliers; returns the handles that end it."""
         return [
-            optimizer.register_state_dict_post_hook(self._optimizer_saved),
-            optimizer.register_load_state_dict_post_hook(self._optimizer_loaded),
+            optimizer.register_state_dict_post_hook(weak_hook(self._optimizer_saved)),
+            optimizer.register_load_state_dict_post_hook(weak_hook(self._optimizer_loaded)),
         ]
 
     def _optimizer_saved(self, _: Optimizer, state_dict: dict[str, Any]) -> None:

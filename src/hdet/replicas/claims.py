@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch.optim import Optimizer
 
 __all__ = ["claim", "peak_rate", "release", "remember_search", "require_free", "unused_answer"]
 
-_claimed: WeakSet[Optimizer] = WeakSet()
+_claimed: WeakKeyDictionary[Optimizer, ReferenceType[object]] = WeakKeyDictionary()
 _searched: WeakKeyDictionary[Optimizer, tuple[list[float], list[float]]] = WeakKeyDictionary()
 
 
 def require_free(optimizer: Optimizer) -> None:
     """Raise if an ensemble drives the optimizer."""
-    if optimizer in _claimed:
+    driver = _claimed.get(optimizer)
+    if driver is not None and driver() is not None:  # one that went out of scope drives nothing
         raise ValueError(
             "optimizer must not be driven by another ensemble, got one that is: both would write its values. "
             "Call close() on the other one first, or build a new optimizer"
         )
 
 
-def claim(optimizer: Optimizer) -> None:
-    """From now on an ensemble drives the optimizer."""
-    _claimed.add(optimizer)
+def claim(optimizer: Optimizer, driver: object) -> None:
+    """From now on ``driver`` drives the optimizer, until it is released or nobody holds it any more."""
+    _claimed[optimizer] = ref(driver)
 
 
 def release(optimizer: Optimizer) -> None:
     """The optimizer is free again."""
-    _claimed.discard(optimizer)
+    _claimed.pop(optimizer, None)
 
 
 def peak_rate(group: Mapping[str, Any]) -> float:

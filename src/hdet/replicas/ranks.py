@@ -35,6 +35,7 @@ from hdet.replicas.tensors import (
 )
 from hdet.replicas.warm_start import add_noise
 from hdet.replicas.wrapped import partitioning_layer, refresh_masters, state_owner
+from hdet.weak_hook import weak_hook
 
 __all__ = ["RankReplicas"]
 
@@ -136,19 +137,20 @@ class RankReplicas:
                         "averages them. If you did not ask for it, use the same seed on every rank"
                     )
 
-        def stepped(optimizer: Optimizer, *_: Any) -> None:
-            if is_dry_step(optimizer):
-                return
-            if self._has_local_gradients:
-                self._gradients.stop()  # a framework may have put it back
-                self._has_trained_alone = True
-            if measures_gradients:
-                gradients = [local_part(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-                self._gradient_norm = nn.utils.get_total_norm(gradients) if gradients else None
-            step_made()
-
-        self._hooks = [self._optimizer.register_step_post_hook(stepped)]
+        self._step_made, self._measures_gradients = step_made, measures_gradients
+        self._hooks = [self._optimizer.register_step_post_hook(weak_hook(self._optimizer_stepped))]
         return not self._has_parted
+
+    def _optimizer_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if is_dry_step(optimizer):
+            return
+        if self._has_local_gradients:
+            self._gradients.stop()  # a framework may have put it back
+            self._has_trained_alone = True
+        if self._measures_gradients:
+            gradients = [local_part(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+            self._gradient_norm = nn.utils.get_total_norm(gradients) if gradients else None
+        self._step_made()
 
     def _require_whole(self, must: str) -> None:
         if self._partitioned_by is not None:

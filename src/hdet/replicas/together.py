@@ -39,5 +39,8 @@ def raising_together(group: ReplicaGroup) -> Iterator[None]:
                 first = next(r for r, size in enumerate(sizes) if size)
                 why = bytes(int(byte) for byte in rows[first]).decode(errors="replace").strip()
                 failure = _AnotherFailed(f"replica {first} could not be built: {why}")
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback holds this frame: a circle that would keep everything in it alive

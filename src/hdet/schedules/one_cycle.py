@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,11 +25,14 @@ from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import check_keys
 from hdet.ensemble.unchanged import unchanged_on_error
-from hdet.errors import HdetWarning, warn
+from hdet.errors import HdetError, HdetWarning, warn
 from hdet.explore import LearningRate
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RecordSink
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["OneCycleAutoLR"]
 
@@ -247,6 +251,16 @@ class OneCycleAutoLR(OneCycleLR):
         """End the run before its last step; see :meth:`hdet.Ensemble.finish`. Collective."""
         self.ensemble.finish()
 
+    def close(self) -> None:
+        """Put the scheduled values back in place and let go of the optimizer, for good."""
+        self.ensemble.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def get_last_lr(self) -> list[float | Tensor]:
         """What this replica's optimizer uses now; tensors are copies."""
         lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -279,8 +293,15 @@ class _Plan:
     """It never reads the current learning rate, and it knows what to do after its end."""
 
     def __init__(self, scheduler: OneCycleAutoLR, *, ends_at_floor: bool) -> None:
-        self._scheduler = scheduler
+        self._known = weakref.ref(scheduler)  # it holds the ensemble that holds this
         self._ends_at_floor = ends_at_floor
+
+    @property
+    def _scheduler(self) -> OneCycleAutoLR:
+        scheduler = self._known()
+        if scheduler is None:
+            raise HdetError("the OneCycleAutoLR of this ensemble must be kept, but it is gone: hold on to it")
+        return scheduler
 
     @property
     def last_epoch(self) -> int:

@@ -17,6 +17,7 @@ from hdet.explore.values import hyperparameters_of
 from hdet.replicas.wrapped import plain_optimizer
 from hdet.telemetry import RoundRecord
 from hdet.telemetry.names import is_learning_rate
+from hdet.weak_hook import weak_hook
 
 __all__ = ["ReplayLR", "export_schedule"]
 
@@ -106,7 +107,7 @@ class ReplayLR(LRScheduler):
                 f"explore must name what the schedule holds, got {missing} beside {sorted(schedule)}"
             )
         self._others = {name: schedule[name] for name in names}
-        optimizer.register_load_state_dict_post_hook(lambda _: self._find_slots_again())
+        optimizer.register_load_state_dict_post_hook(weak_hook(self._find_slots_again))
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -118,7 +119,7 @@ class ReplayLR(LRScheduler):
         super().step(epoch)
         self._put_others()
 
-    def _find_slots_again(self) -> None:
+    def _find_slots_again(self, _: Optimizer) -> None:
         for slot in self._values.slots:
             slot.bind()
         self._put_others()

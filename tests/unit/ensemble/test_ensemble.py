@@ -686,10 +686,11 @@ def test_a_step_that_is_called_once_per_epoch_is_an_error() -> None:
 
 
 def test_a_step_that_is_never_called_is_an_error() -> None:
-    optimizer, _ = make(sync_every=100)
+    optimizer, ensemble = make(sync_every=100)
     with pytest.raises(hdet.HdetError, match="must be called after every optimizer step"):
         for _ in range(10):
             optimizer.step()
+    assert ensemble.num_steps == 0
 
 
 # --- one ensemble at a time -----------------------------------------------------------------------
