@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.find import find_lr
+from hdet.lab.tasks.task import load_task
 from hdet.replicas import Averager, ReplicaGroup
 from hdet.replicas.health import Health
-from hdet.tasks.task import load_task
+from hdet.search.with_torch import find_lr
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
 from research.peers.base import Job, descend

@@ -23,9 +23,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
 from hdet import presets
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.runner import evaluate
+from hdet.method.shape import one_cycle
 
 NUM_REPLICAS, SYNC_EVERY = 4, 25
 FACTORS = (1 / 3, 1.0, 3.0)

@@ -78,7 +78,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.source
         if source.is_dir():
-            from hdet.report import build_report, read_run
+            from hdet.lab.page import build_report, read_run
 
             source = build_report([read_run(source)], Path(temporary) / "report.html")
         elif not source.is_file():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hdet.core.recipe import Recipe
-from hdet.core.tail import tail_steps
+from hdet.method.recipe import Recipe
+from hdet.method.tail import tail_steps
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "schedule.png"
 STEPS = 1000

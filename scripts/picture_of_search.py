@@ -33,8 +33,8 @@ def search_and_train() -> tuple[FoundLR, float]:
 
     sys.path.insert(0, str(ROOT))
     from hdet import AutoLR, find_lr
-    from hdet.run.runner import evaluate
-    from hdet.tasks.charlm import CharLM
+    from hdet.lab.tasks.charlm import CharLM
+    from hdet.lab.train.runner import evaluate
     from research.peers.base import Job, descend
 
     task, counts = CharLM(), {"steps": STEPS, "num_replicas": NUM_REPLICAS}

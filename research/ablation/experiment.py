@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdet.core.checks import require_choice, require_count
+from hdet.checks import require_choice, require_count
 from hdet.errors import HdetError
-from hdet.run.pool import Pool
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.pool import Pool
 from research.ablation.rules import lattice_lr, next_points
 from research.ablation.summary import GRID, Ablation, best_of, choose, judged, rows_to_run
 from research.ablation.training import train

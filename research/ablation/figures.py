@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hdet.core.shape import one_cycle
 from hdet.errors import HdetError, install_command
+from hdet.method.shape import one_cycle
 from research.ablation.rows import decay_shape
 from research.ablation.summary import Ablation, Case
 

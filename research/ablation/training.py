@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hdet.core.assign import derived_seed
-from hdet.core.shape import one_cycle
 from hdet.errors import AllReplicasFailedError
-from hdet.run.runner import evaluate
-from hdet.run.trainers import VirtualTrainer
-from hdet.telemetry.names import is_learning_rate
+from hdet.lab.train.runner import evaluate
+from hdet.lab.train.trainers import VirtualTrainer
+from hdet.method.assign import derived_seed
+from hdet.method.shape import one_cycle
+from hdet.records.names import is_learning_rate
 from research.ablation.rows import decay_shape
 from research.ablation.rules import judge
 from research.compare.ledger import Record, task_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdet.core.checks import require_choice, require_count
-from hdet.run.pool import Pool
+from hdet.checks import require_choice, require_count
+from hdet.lab.train.pool import Pool
 from research.claims.studies import STUDIES
 from research.claims.training import train
 from research.compare.ledger import Ledger, Record, read_ledger, run_missing

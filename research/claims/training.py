@@ -14,13 +14,13 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
-from hdet.core.assign import derived_seed
-from hdet.core.shape import one_cycle
-from hdet.run.config import RunConfig
-from hdet.run.runner import evaluate
-from hdet.run.trainers import VirtualTrainer, build_optimizer
-from hdet.tasks.task import Task
-from hdet.telemetry import RoundRecord
+from hdet.lab.tasks.task import Task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.runner import evaluate
+from hdet.lab.train.trainers import VirtualTrainer, build_optimizer
+from hdet.method.assign import derived_seed
+from hdet.method.shape import one_cycle
+from hdet.records import RoundRecord
 from research.ablation.training import job_of
 from research.compare.ledger import Record
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
-from hdet.cli.output import Exit, Screen, usage_errors
 from hdet.errors import HdetError
-from hdet.run.signals import stop_on_signal
+from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
+from hdet.lab.cli.output import Exit, Screen, usage_errors
+from hdet.lab.train.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from research.ablation import Ablation, Case
@@ -45,7 +45,7 @@ def ablate(
     with the same steps and batches. Runs that are in the folder are not repeated: an ablation that was
     stopped goes on, and one with more seeds is extended.
     """
-    from hdet.tasks.task import parse_options
+    from hdet.lab.tasks.task import parse_options
     from research.ablation import ablate as run_ablation
     from research.ablation import read_ablation, table
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdet.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
-from hdet.cli.output import Exit, Screen, numbers, usage_errors
 from hdet.errors import HdetError
-from hdet.run.signals import stop_on_signal
+from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
+from hdet.lab.cli.output import Exit, Screen, numbers, usage_errors
+from hdet.lab.train.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from research.compare import Case, Comparison
@@ -56,7 +56,7 @@ def compare(
     multiples of it. Runs that are in the folder are not repeated: a comparison that was stopped goes on, and
     one with more methods, starts or seeds is extended.
     """
-    from hdet.tasks.task import parse_options
+    from hdet.lab.tasks.task import parse_options
     from research.compare import compare as run_comparison
     from research.compare import read_comparison, table
     from research.peers import DEFAULTS, METHODS

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hdet.cli.options import Jobs, Quiet, Seeds
-from hdet.cli.output import Exit, Screen, numbers, usage_errors
-from hdet.run.signals import stop_on_signal
+from hdet.lab.cli.options import Jobs, Quiet, Seeds
+from hdet.lab.cli.output import Exit, Screen, numbers, usage_errors
+from hdet.lab.train.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from research.zoo.problem import Split
@@ -42,7 +42,7 @@ def zoo(
     tail. Every method then trains from multiples of the best learning rate. Runs that are in the folder are
     not repeated, so that a zoo that was stopped goes on.
     """
-    from hdet.core.checks import require_choice
+    from hdet.checks import require_choice
     from research.zoo.catalogue import names
     from research.zoo.experiment import open_ledger, run_zoo
     from research.zoo.summary import table

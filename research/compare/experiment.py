@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hdet.core.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
-from hdet.run.pool import Pool
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.pool import Pool
 from research.compare.ledger import (
     SWEEP,
     Ledger,

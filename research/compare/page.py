@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import hdet
-from hdet.report.chart import Chart, Trace, line, series_color
-from hdet.report.compare import Cell as TableCell
-from hdet.report.document import Pieces, Section, body_html, build_page, sections_html
-from hdet.report.pieces import results_html, sentence_html, text
+from hdet.lab.page.chart import Chart, Trace, line, series_color
+from hdet.lab.page.compare import Cell as TableCell
+from hdet.lab.page.document import Pieces, Section, body_html, build_page, sections_html
+from hdet.lab.page.pieces import results_html, sentence_html, text
 from research.compare import NOTES, Case, Cell, Comparison, Row
 from research.peers import METHODS
 

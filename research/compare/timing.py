@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hdet.errors import HdetError
-from hdet.tasks.task import Task
+from hdet.lab.tasks.task import Task
 from research.peers.base import Diverged, Job, Method
 
 __all__ = ["seconds_in_turn"]

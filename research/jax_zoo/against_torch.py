@@ -19,7 +19,7 @@ import torch
 
 import hdet
 import hdet.jax
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
 from research.jax_zoo.__main__ import Case
 from research.jax_zoo.models import MODELS
 

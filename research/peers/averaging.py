@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.shape import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained
 from research.peers.members import Members
 

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hdet.core.assign import derived_seed
-from hdet.core.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError, install_command
+from hdet.lab.tasks.task import Task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.runner import evaluate
+from hdet.lab.train.trainers import build_optimizer
+from hdet.method.assign import derived_seed
 from hdet.replicas.rows import join
-from hdet.run.config import RunConfig
-from hdet.run.runner import evaluate
-from hdet.run.trainers import build_optimizer
-from hdet.tasks.task import Task
 from research.zoo.problem import Problem
 
 __all__ = ["Diverged", "Job", "Method", "OptimizerKind", "Outcome", "Trained", "descend", "load_package"]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hdet.auto import AutoLR
-from hdet.core.lr_search import LEAST_STEPS
 from hdet.errors import NotFiniteError
-from hdet.find import find_lr
-from hdet.run.folder import RunFolder
-from hdet.run.runner import evaluate, run
+from hdet.lab.train.folder import RunFolder
+from hdet.lab.train.runner import evaluate, run
+from hdet.search.decisions import LEAST_STEPS
+from hdet.search.with_torch import find_lr
 from research.peers.base import Diverged, Job, Method, Trained, descend
 from research.zoo.problem import Problem
 

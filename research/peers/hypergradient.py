@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
 from research.peers.base import Job, Method, Trained, descend
 
 __all__ = ["METHODS", "Hypergradient"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.shape import one_cycle
 from research.peers.base import Job, Method, Trained, descend, load_package
 
 __all__ = ["METHODS", "first_estimate"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hdet.core.assign import derived_seed
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.assign import derived_seed
+from hdet.method.shape import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained
 from research.peers.members import Members
 

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hdet.core.assign import derived_seed
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.assign import derived_seed
+from hdet.method.shape import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained, load_package
 from research.peers.pbt import FACTORS, NUM_ROUNDS, first_lrs
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
-from hdet.core.recipe import Recipe
-from hdet.core.shape import Anneal, one_cycle
-from hdet.core.tail import tail_steps
 from hdet.ensemble.tail import TailMean
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.recipe import Recipe
+from hdet.method.shape import Anneal, one_cycle
+from hdet.method.tail import tail_steps
 from research.peers.base import Job, Method, Trained, descend
 
 __all__ = ["METHODS", "TAIL_PLAN", "plain_run"]

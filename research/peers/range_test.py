@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hdet.core.shape import one_cycle
-from hdet.run.runner import evaluate
+from hdet.lab.train.runner import evaluate
+from hdet.method.shape import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained, descend
 
 __all__ = ["METHODS", "ramp", "suggestion"]

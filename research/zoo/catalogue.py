@@ -6,7 +6,7 @@ import importlib
 import re
 from functools import lru_cache
 
-from hdet.core.checks import require_choice
+from hdet.checks import require_choice
 from research.zoo.problem import Problem, Split
 
 __all__ = ["names", "problem_of"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch.optim import SGD
 
-from hdet.core.assign import derived_seed
-from hdet.core.checks import require_choice
-from hdet.core.recipe import Recipe
-from hdet.run.pool import Pool
+from hdet.checks import require_choice
+from hdet.lab.train.pool import Pool
+from hdet.method.assign import derived_seed
+from hdet.method.recipe import Recipe
 from research.compare.ledger import Ledger, Record, run_missing
 from research.peers import METHODS
 from research.peers.base import Diverged, Job, Trained

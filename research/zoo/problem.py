@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from torch.optim import AdamW, Optimizer
 
-from hdet.tasks.task import Task
+from hdet.lab.tasks.task import Task
 
 __all__ = ["Problem", "Split"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hdet.core.assign import derived_seed
 from hdet.errors import HdetError
+from hdet.method.assign import derived_seed
 
 __all__ = ["package_folder", "shuffled_epochs"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.tasks.task import batch_generator
+from hdet.lab.tasks.task import batch_generator
 from research.zoo.problem import Problem
 
 __all__ = ["NextSymbol"]

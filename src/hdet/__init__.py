@@ -1,184 +1,89 @@
 """Hyperparameter-divergent ensemble training for PyTorch: replicas that find the learning rate."""
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hdet.moved import find_moved_modules
+
+# The public names, once. Type checkers read them here, and so does __getattr__: each is imported when it is
+# first used, so that ``hdet --help`` does not wait for torch.
 if TYPE_CHECKING:
-    from hdet import presets, testing
-    from hdet.auto import AutoLR
-    from hdet.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-    from hdet.core.controller import Controller
-    from hdet.core.guard import Guard
-    from hdet.core.merge import (
-        BestMerge,
-        ElasticMerge,
-        GradientNormMerge,
-        LateMerge,
-        LossWeightedMerge,
-        MeanMerge,
-        OuterMerge,
-    )
-    from hdet.ensemble import Ensemble, VirtualEnsemble
-    from hdet.errors import (
-        AllReplicasFailedError,
-        CannotVectorizeError,
-        CheckpointError,
-        ConfigurationMismatchError,
-        HdetError,
-        HdetWarning,
-        IdenticalLossWarning,
-        NoEffectWarning,
-        NotConvergedWarning,
-        NotFiniteError,
-        ReplicaMissingError,
-        ReplicasDifferError,
-    )
-    from hdet.explore import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
-    from hdet.explore.module_attributes import (
-        AttentionScale,
-        AttentionTemperature,
-        Dropout,
-        LabelSmoothing,
-        ModuleAttribute,
-    )
-    from hdet.explore.scalar import Scalar
-    from hdet.find import find_lr
-    from hdet.found_lr import FoundLR
-    from hdet.joint_optimizer import JointOptimizer
-    from hdet.replicas import finite_mean_hook, warm_start
-    from hdet.schedules import OneCycleAutoLR, ReplayLR, export_schedule
-    from hdet.schedules.prior import Prior, prior_from
-    from hdet.telemetry import JsonlSink, Records, RoundRecord, read_records
-    from hdet.telemetry.mlflow import MLflowSink
-    from hdet.telemetry.tee import Tee
-    from hdet.telemetry.tensorboard import TensorBoardSink
-    from hdet.telemetry.wandb import WandbSink
+    from hdet import presets as presets
+    from hdet import testing as testing
+    from hdet.auto import AutoLR as AutoLR
+    from hdet.checkpoints import Checkpoint as Checkpoint
+    from hdet.checkpoints import load_checkpoint as load_checkpoint
+    from hdet.checkpoints import save_checkpoint as save_checkpoint
+    from hdet.ensemble import Ensemble as Ensemble
+    from hdet.ensemble import VirtualEnsemble as VirtualEnsemble
+    from hdet.errors import AllReplicasFailedError as AllReplicasFailedError
+    from hdet.errors import CannotVectorizeError as CannotVectorizeError
+    from hdet.errors import CheckpointError as CheckpointError
+    from hdet.errors import ConfigurationMismatchError as ConfigurationMismatchError
+    from hdet.errors import HdetError as HdetError
+    from hdet.errors import HdetWarning as HdetWarning
+    from hdet.errors import IdenticalLossWarning as IdenticalLossWarning
+    from hdet.errors import NoEffectWarning as NoEffectWarning
+    from hdet.errors import NotConvergedWarning as NotConvergedWarning
+    from hdet.errors import NotFiniteError as NotFiniteError
+    from hdet.errors import ReplicaMissingError as ReplicaMissingError
+    from hdet.errors import ReplicasDifferError as ReplicasDifferError
+    from hdet.explore import Beta2 as Beta2
+    from hdet.explore import Epsilon as Epsilon
+    from hdet.explore import LearningRate as LearningRate
+    from hdet.explore import Momentum as Momentum
+    from hdet.explore import WeightDecay as WeightDecay
+    from hdet.explore.module_attributes import AttentionScale as AttentionScale
+    from hdet.explore.module_attributes import AttentionTemperature as AttentionTemperature
+    from hdet.explore.module_attributes import Dropout as Dropout
+    from hdet.explore.module_attributes import LabelSmoothing as LabelSmoothing
+    from hdet.explore.module_attributes import ModuleAttribute as ModuleAttribute
+    from hdet.explore.scalar import Scalar as Scalar
+    from hdet.joint_optimizer import JointOptimizer as JointOptimizer
+    from hdet.method.controller import Controller as Controller
+    from hdet.method.guard import Guard as Guard
+    from hdet.method.merges import BestMerge as BestMerge
+    from hdet.method.merges import ElasticMerge as ElasticMerge
+    from hdet.method.merges import GradientNormMerge as GradientNormMerge
+    from hdet.method.merges import LateMerge as LateMerge
+    from hdet.method.merges import LossWeightedMerge as LossWeightedMerge
+    from hdet.method.merges import MeanMerge as MeanMerge
+    from hdet.method.merges import OuterMerge as OuterMerge
+    from hdet.records import JsonlSink as JsonlSink
+    from hdet.records import Records as Records
+    from hdet.records import RoundRecord as RoundRecord
+    from hdet.records import read_records as read_records
+    from hdet.records.mlflow import MLflowSink as MLflowSink
+    from hdet.records.tee import Tee as Tee
+    from hdet.records.tensorboard import TensorBoardSink as TensorBoardSink
+    from hdet.records.wandb import WandbSink as WandbSink
+    from hdet.replicas import finite_mean_hook as finite_mean_hook
+    from hdet.replicas import warm_start as warm_start
+    from hdet.schedules import OneCycleAutoLR as OneCycleAutoLR
+    from hdet.schedules import ReplayLR as ReplayLR
+    from hdet.schedules import export_schedule as export_schedule
+    from hdet.schedules.prior import Prior as Prior
+    from hdet.schedules.prior import prior_from as prior_from
+    from hdet.search.found import FoundLR as FoundLR
+    from hdet.search.with_torch import find_lr as find_lr
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AllReplicasFailedError",
-    "AttentionScale",
-    "AttentionTemperature",
-    "AutoLR",
-    "BestMerge",
-    "Beta2",
-    "CannotVectorizeError",
-    "Checkpoint",
-    "CheckpointError",
-    "ConfigurationMismatchError",
-    "Controller",
-    "Dropout",
-    "ElasticMerge",
-    "Ensemble",
-    "Epsilon",
-    "FoundLR",
-    "GradientNormMerge",
-    "Guard",
-    "HdetError",
-    "HdetWarning",
-    "IdenticalLossWarning",
-    "JointOptimizer",
-    "JsonlSink",
-    "LabelSmoothing",
-    "LateMerge",
-    "LearningRate",
-    "LossWeightedMerge",
-    "MLflowSink",
-    "MeanMerge",
-    "ModuleAttribute",
-    "Momentum",
-    "NoEffectWarning",
-    "NotConvergedWarning",
-    "NotFiniteError",
-    "OneCycleAutoLR",
-    "OuterMerge",
-    "Prior",
-    "Records",
-    "ReplayLR",
-    "ReplicaMissingError",
-    "ReplicasDifferError",
-    "RoundRecord",
-    "Scalar",
-    "Tee",
-    "TensorBoardSink",
-    "VirtualEnsemble",
-    "WandbSink",
-    "WeightDecay",
-    "__version__",
-    "export_schedule",
-    "find_lr",
-    "finite_mean_hook",
-    "load_checkpoint",
-    "presets",
-    "prior_from",
-    "read_records",
-    "save_checkpoint",
-    "testing",
-    "warm_start",
-]
+find_moved_modules()
 
-# Each name is imported when it is first used, so that ``hdet --help`` does not wait for torch.
-_MODULES = {
-    "AllReplicasFailedError": "hdet.errors",
-    "AttentionScale": "hdet.explore.module_attributes",
-    "AttentionTemperature": "hdet.explore.module_attributes",
-    "AutoLR": "hdet.auto",
-    "BestMerge": "hdet.core.merge",
-    "Beta2": "hdet.explore",
-    "CannotVectorizeError": "hdet.errors",
-    "Checkpoint": "hdet.checkpoints",
-    "CheckpointError": "hdet.errors",
-    "ConfigurationMismatchError": "hdet.errors",
-    "Controller": "hdet.core.controller",
-    "Dropout": "hdet.explore.module_attributes",
-    "ElasticMerge": "hdet.core.merge",
-    "Ensemble": "hdet.ensemble",
-    "Epsilon": "hdet.explore",
-    "FoundLR": "hdet.found_lr",
-    "GradientNormMerge": "hdet.core.merge",
-    "Guard": "hdet.core.guard",
-    "HdetError": "hdet.errors",
-    "HdetWarning": "hdet.errors",
-    "IdenticalLossWarning": "hdet.errors",
-    "JointOptimizer": "hdet.joint_optimizer",
-    "JsonlSink": "hdet.telemetry",
-    "LabelSmoothing": "hdet.explore.module_attributes",
-    "LateMerge": "hdet.core.merge",
-    "LearningRate": "hdet.explore",
-    "LossWeightedMerge": "hdet.core.merge",
-    "MLflowSink": "hdet.telemetry.mlflow",
-    "MeanMerge": "hdet.core.merge",
-    "ModuleAttribute": "hdet.explore.module_attributes",
-    "Momentum": "hdet.explore",
-    "NoEffectWarning": "hdet.errors",
-    "NotConvergedWarning": "hdet.errors",
-    "NotFiniteError": "hdet.errors",
-    "OneCycleAutoLR": "hdet.schedules",
-    "OuterMerge": "hdet.core.merge",
-    "Prior": "hdet.schedules.prior",
-    "Records": "hdet.telemetry",
-    "ReplayLR": "hdet.schedules",
-    "ReplicaMissingError": "hdet.errors",
-    "ReplicasDifferError": "hdet.errors",
-    "RoundRecord": "hdet.telemetry",
-    "Scalar": "hdet.explore.scalar",
-    "Tee": "hdet.telemetry.tee",
-    "TensorBoardSink": "hdet.telemetry.tensorboard",
-    "VirtualEnsemble": "hdet.ensemble",
-    "WandbSink": "hdet.telemetry.wandb",
-    "WeightDecay": "hdet.explore",
-    "export_schedule": "hdet.schedules",
-    "find_lr": "hdet.find",
-    "finite_mean_hook": "hdet.replicas",
-    "load_checkpoint": "hdet.checkpoints",
-    "presets": "hdet",
-    "prior_from": "hdet.schedules.prior",
-    "read_records": "hdet.telemetry",
-    "save_checkpoint": "hdet.checkpoints",
-    "testing": "hdet",
-    "warm_start": "hdet.replicas",
-}
+
+def _public_names() -> dict[str, str]:
+    """Where each public name is: the imports for type checkers above, as a table."""
+    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    block = next(node for node in source.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+_MODULES = _public_names()
+__all__ = ["__version__", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

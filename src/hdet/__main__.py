@@ -1,6 +1,6 @@
 """``python -m hdet`` is the ``hdet`` command; it is what torchrun starts on every rank."""
 
-from hdet.cli import main
+from hdet.lab.cli import main
 
 if __name__ == "__main__":
     main()

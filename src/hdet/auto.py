@@ -9,19 +9,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.core.guard import Guard
-from hdet.core.recipe import Recipe
 from hdet.ensemble import Ensemble
 from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import warn
 from hdet.explore import LearningRate
-from hdet.found_lr import FoundLR
+from hdet.method.guard import Guard
+from hdet.method.recipe import Recipe
+from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.claims import unused_answer
 from hdet.replicas.tensors import parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import plain_optimizer
-from hdet.telemetry import RecordSink
+from hdet.search.found import FoundLR
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,7 +56,7 @@ class AutoLR(Ensemble):
     It takes the place of a scheduler. Call ``step(loss)`` after every optimizer step. The learning rate rises
     linearly over 40 % of the steps, and falls linearly. After the last step the model holds the mean of the
     weights of the last steps. If a run collapses, the guard goes back and lowers the learning rate. It is an
-    :class:`hdet.Ensemble` with the settings of :class:`hdet.core.recipe.Recipe`.
+    :class:`hdet.Ensemble` with the settings of :class:`hdet.method.recipe.Recipe`.
 
     Args:
         optimizer: the optimizer of this rank.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_count
+from hdet.checks import require_count
 from hdet.errors import CheckpointError, HdetWarning, warn
 from hdet.replicas.exchange import digest, exchange
 from hdet.replicas.group import ReplicaGroup

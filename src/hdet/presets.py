@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdet.core.controller import Controller
-from hdet.core.merge import BestMerge, ElasticMerge, GradientNormMerge, LateMerge, MeanMerge, OuterMerge
 from hdet.explore import LearningRate
+from hdet.method.controller import Controller
+from hdet.method.merges import BestMerge, ElasticMerge, GradientNormMerge, LateMerge, MeanMerge, OuterMerge
 
 __all__ = ["diloco", "easgd", "grawa", "local_sgd", "pbt", "swap"]
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.core.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count, require_number
 
 __all__ = ["KINDS", "Fault", "Faults"]
 

@@ -234,14 +234,14 @@ def _search_that_fails(rank: int, failing: list[int]) -> tuple[str, list[str], b
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("hdet.replicas.borrowed").addHandler(handler)
+    logging.getLogger("hdet.search.borrowed").addHandler(handler)
     data = [batch(rank, step)[0] for step in range(20)]
     try:
         hdet.find_lr(model, optimizer, data, loss_of, total_steps=500)
         message = ""
     except RuntimeError as error:
         message = str(error)
-    logging.getLogger("hdet.replicas.borrowed").removeHandler(handler)
+    logging.getLogger("hdet.search.borrowed").removeHandler(handler)
     is_kept = optimizer.state[model.weight]["exp_avg"] is moment
     return message, told, is_kept, torch.equal(before, model.weight.detach())
 

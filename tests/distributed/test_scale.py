@@ -15,9 +15,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hdet
 from benchmarks.memory import measure
-from hdet.run.memory_cost import memory_cost
-from hdet.run.memory_meter import MemoryMeter
-from hdet.run.sync_cost import plan
+from hdet.lab.train.memory_cost import memory_cost
+from hdet.lab.train.memory_meter import MemoryMeter
+from hdet.lab.train.sync_cost import plan
 
 BUCKET = 25 * 2**20
 

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.core import reference
-from hdet.core.decay import equation8
+from hdet.method import reference
+from hdet.method.decay import equation8
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, predict
 from tests.helpers.replicas import run_replicas
 

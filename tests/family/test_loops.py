@@ -25,8 +25,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from hdet.core.recipe import Recipe
-from hdet.core.tail import tail_steps
+from hdet.method.recipe import Recipe
+from hdet.method.tail import tail_steps
 from tests.helpers.replicas import run_replicas
 
 # torch's own, when its compiler is imported

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hdet.core import reference
-from hdet.core.controller import Controller
+from hdet.method import reference
+from hdet.method.controller import Controller
 
 CASES: dict[str, dict[str, Any]] = {
     "no_controller": {"controller": None},

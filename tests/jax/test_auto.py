@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hdet
-from hdet.core.recipe import Recipe
-from hdet.core.tail import tail_steps
+from hdet.method.recipe import Recipe
+from hdet.method.tail import tail_steps
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")

@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from hdet.errors import HdetError
-from hdet.run.config import RunConfig
-from hdet.run.trainers import VirtualTrainer
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.trainers import VirtualTrainer
 from research.ablation import Ablation, ablate, claims, read_ablation, table, training
 from research.ablation.figures import write_figures
 from research.ablation.rows import ROWS, between, decay_shape, sync_every

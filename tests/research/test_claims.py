@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from hdet.run.config import RunConfig
-from hdet.telemetry import RoundRecord
+from hdet.lab.train.config import RunConfig
+from hdet.records import RoundRecord
 from research.claims import STUDIES, Claims, read_claims, run_claims, table
 from research.claims.page import write_figure
 from research.claims.training import slopes

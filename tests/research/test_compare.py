@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from hdet.errors import HdetError
-from hdet.report import document
+from hdet.lab.page import document
 from research.commands.compare import compare as command
 from research.compare import compare, ledger, read_comparison, table
 from research.compare.page import _charts, build_comparison

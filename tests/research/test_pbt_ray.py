@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from hdet.run.runner import evaluate
-from hdet.tasks.quadratic import Quadratic
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.quadratic import Quadratic
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.runner import evaluate
 from research.peers import METHODS
 
 pytest.importorskip("ray", reason="make test-ray runs it")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 FAILING = """
-from hdet.tasks.quadratic import Quadratic
+from hdet.lab.tasks.quadratic import Quadratic
 
 class Failing(Quadratic):
     def train_batches(self, *, seed, replica=0, start=0):
@@ -26,7 +26,7 @@ class Failing(Quadratic):
 """
 
 FILE = """
-from hdet.tasks.quadratic import Quadratic
+from hdet.lab.tasks.quadratic import Quadratic
 
 class Mine(Quadratic):
     pass

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from hdet.core.shape import one_cycle
 from hdet.errors import HdetError
-from hdet.run.config import RunConfig
-from hdet.run.folder import RunFolder
-from hdet.run.runner import evaluate, run
-from hdet.tasks.quadratic import Quadratic
-from hdet.tasks.task import load_task
+from hdet.lab.tasks.quadratic import Quadratic
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.folder import RunFolder
+from hdet.lab.train.runner import evaluate, run
+from hdet.method.shape import one_cycle
 from research.peers import METHODS, packages
 from research.peers.averaging import Outer
 from research.peers.base import Job, Method, Trained, descend

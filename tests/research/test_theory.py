@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hdet.core.controller import always_positive
-from hdet.core.spread import multipliers
-from hdet.tasks.quadratic import Quadratic
+from hdet.lab.tasks.quadratic import Quadratic
+from hdet.method.controller import always_positive
+from hdet.method.spread import multipliers
 from research.theory import collinear, gain, horizon, positive
 
 

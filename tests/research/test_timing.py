@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hdet.errors import HdetError
-from hdet.tasks.quadratic import Quadratic
+from hdet.lab.tasks.quadratic import Quadratic
 from research.compare import timing
 from research.compare.timing import seconds_in_turn
 from research.peers.base import Diverged, Job, Method, Trained

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.core.recipe import Recipe
+from hdet.lab.tasks import load_task
+from hdet.lab.tasks.quadratic import Quadratic
+from hdet.lab.tasks.task import Task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.folder import RunFolder
+from hdet.lab.train.runner import evaluate, run
+from hdet.method.recipe import Recipe
 from hdet.replicas.rows import join
-from hdet.run.config import RunConfig
-from hdet.run.folder import RunFolder
-from hdet.run.runner import evaluate, run
-from hdet.tasks import load_task
-from hdet.tasks.quadratic import Quadratic
-from hdet.tasks.task import Task
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 

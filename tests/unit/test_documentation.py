@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 import hdet
-from hdet.core.lr_search import lengths, num_parts
+from hdet.search.decisions import lengths, num_parts
 from tests.helpers.replicas import run_replicas
 
 ROOT = Path(__file__).parent.parent.parent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hdet.tasks.charlm import CharLM
-from hdet.tasks.feed import Feed
-from hdet.tasks.feed.events import Events
+from hdet.lab.tasks.charlm import CharLM
+from hdet.lab.tasks.feed import Feed
+from hdet.lab.tasks.feed.events import Events
 from research.zoo.problem import Problem
 
 __all__ = ["CharsGpt", "FeedRanker"]

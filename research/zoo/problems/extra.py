@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, AdamW, Optimizer
 
-from hdet.core.assign import derived_seed
 from hdet.errors import HdetError
-from hdet.tasks.charlm import GPT
-from hdet.tasks.task import batch_generator, mean
+from hdet.lab.tasks.charlm import GPT
+from hdet.lab.tasks.task import batch_generator, mean
+from hdet.method.assign import derived_seed
 from research.zoo.problem import Problem
 from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import prepared

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.core.assign import derived_seed
-from hdet.tasks.charlm import CharLM
-from hdet.tasks.task import mean
+from hdet.lab.tasks.charlm import CharLM
+from hdet.lab.tasks.task import mean
+from hdet.method.assign import derived_seed
 from research.zoo.problem import Problem
 from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import debian_files, prepared

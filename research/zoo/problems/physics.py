@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from hdet.core.assign import derived_seed
-from hdet.tasks.task import batch_generator
+from hdet.lab.tasks.task import batch_generator
+from hdet.method.assign import derived_seed
 from research.zoo.problem import Problem
 
 __all__ = ["BurgersPinn"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from hdet.core.assign import derived_seed
-from hdet.tasks.task import mean
+from hdet.lab.tasks.task import mean
+from hdet.method.assign import derived_seed
 from research.zoo.corpora import (
     KJV_CHARACTERS,
     LANGUAGES,

@@ -8,17 +8,17 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.core.assign import DESIGNS
-from hdet.core.checks import require_choice, require_count, require_number
-from hdet.core.controller import Controller
-from hdet.core.guard import Guard
-from hdet.core.merge import LateMerge, MeanMerge, Merge
+from hdet.checks import require_choice, require_count, require_number
 from hdet.explore import ExploredValues
+from hdet.method.assign import DESIGNS
+from hdet.method.controller import Controller
+from hdet.method.guard import Guard
+from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.records import RecordSink
 from hdet.replicas import Replicas
 from hdet.replicas.claims import require_free
 from hdet.replicas.supported import require_supported
 from hdet.replicas.wrapped import partitioning_layer, plain_optimizer
-from hdet.telemetry import RecordSink
 
 __all__ = ["check_arguments", "check_replicas"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hdet.core.controller import Controller, ControllerState, log_update, paper_update
-from hdet.core.decay import floor_matching
-from hdet.core.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning, IdenticalLossWarning
 from hdet.explore import ExploredValues, Tunable
+from hdet.method.controller import Controller, ControllerState, log_update, paper_update
+from hdet.method.decay import floor_matching
+from hdet.method.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.records import RoundRecord
 from hdet.replicas import Replicas
-from hdet.telemetry import RoundRecord
 
 __all__ = ["ComparingSteering"]
 

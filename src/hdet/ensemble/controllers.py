@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hdet.core.controller import Controller
-from hdet.core.decay import num_controlled_rounds
-from hdet.core.guard import Guard
 from hdet.ensemble.comparing import ComparingSteering
 from hdet.ensemble.guarding import GuardSteering
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning, warn
 from hdet.explore import ExploredValues
+from hdet.method.controller import Controller
+from hdet.method.decay import num_controlled_rounds
+from hdet.method.guard import Guard
 from hdet.replicas import Replicas
 
 __all__ = ["build_steering"]

@@ -11,9 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.core.controller import Controller
-from hdet.core.guard import Guard
-from hdet.core.merge import Merge
 from hdet.ensemble.parts import build_parts
 from hdet.ensemble.schedule import FollowedSchedule, Schedule
 from hdet.ensemble.state import VERSION, check_state, log_other_settings
@@ -21,10 +18,13 @@ from hdet.ensemble.step_counter import StepCounter
 from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
 from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Hyperparameter
+from hdet.method.controller import Controller
+from hdet.method.guard import Guard
+from hdet.method.merges import Merge
+from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.claims import claim, release
 from hdet.replicas.tensors import parameters_of
-from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,7 +63,7 @@ class Ensemble:
         records: takes a :class:`RoundRecord` per sync, on replica zero.
         bucket_mib: buffer size for averaging, in MiB.
         assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
-            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.core.assign.assign`.
+            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.method.assign.assign`.
         gradients: ``"shared"``, the mean over replicas at every step, as DistributedDataParallel makes it, or
             ``"local"``, each replica its own, so that nothing is sent between syncs. With
             DistributedDataParallel pass that module as ``model``. With fully_shard, shard over

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hdet.core.outliers import outliers
 from hdet.ensemble.loss_table import LossTable
 from hdet.errors import AllReplicasFailedError
+from hdet.method.outliers import outliers
 from hdet.replicas import Report
 
 __all__ = ["excluded_replicas"]

@@ -7,17 +7,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hdet.core.checks import require_number
-from hdet.core.controller import ControllerState
-from hdet.core.guard import Guard, GuardMemory, watch
+from hdet.checks import require_number
 from hdet.ensemble.state import check_counts, check_keys, check_numbers
 from hdet.ensemble.steering import Steering
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.errors import HdetWarning
 from hdet.explore import ExploredValues
+from hdet.method.controller import ControllerState
+from hdet.method.guard import Guard, GuardMemory, watch
+from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 from hdet.replicas.port import SavePoint
-from hdet.telemetry import RoundRecord
 
 __all__ = ["GuardSteering"]
 

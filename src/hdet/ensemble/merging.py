@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.core.merge import (
+from hdet.ensemble.state import check_keys, check_weights
+from hdet.errors import HdetError
+from hdet.method.merges import (
     ElasticMerge,
     GradientNormMerge,
     LateMerge,
@@ -17,11 +19,9 @@ from hdet.core.merge import (
     elastic_step,
     outer_step,
 )
-from hdet.ensemble.state import check_keys, check_weights
-from hdet.errors import HdetError
+from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part
-from hdet.telemetry import RoundRecord
 
 __all__ = ["Merging"]
 

@@ -10,11 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_number
-from hdet.core.controller import Controller
-from hdet.core.guard import Guard
-from hdet.core.merge import LateMerge, MeanMerge, Merge
-from hdet.core.tail import tail_steps
+from hdet.checks import require_number
 from hdet.ensemble.arguments import check_arguments, check_replicas
 from hdet.ensemble.controllers import build_steering
 from hdet.ensemble.loss_table import LossTable
@@ -27,12 +23,16 @@ from hdet.ensemble.tail import Tail
 from hdet.ensemble.warn_once import WarnOnce
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.explore.values import hyperparameters_of
+from hdet.method.controller import Controller
+from hdet.method.guard import Guard
+from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.method.tail import tail_steps
+from hdet.records import RecordSink
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.local_gradients import require_local_gradients
 from hdet.replicas.tensors import has_coupled_decay, parameters_of
 from hdet.replicas.together import raising_together
 from hdet.replicas.wrapped import optimizer_layers, plain_model, plain_scheduler
-from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

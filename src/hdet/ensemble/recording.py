@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from hdet.explore import ExploredValues
-from hdet.telemetry import RecordSink, RoundRecord
+from hdet.records import RecordSink, RoundRecord
 
 __all__ = ["RecordWriter"]
 

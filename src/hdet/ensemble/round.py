@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch.autograd.profiler import record_function
 
-from hdet.core.assign import assign
 from hdet.ensemble.exclusion import excluded_replicas
 from hdet.ensemble.loss_table import LossTable
 from hdet.ensemble.merging import Merging
@@ -14,8 +13,9 @@ from hdet.ensemble.steering import Steering
 from hdet.ensemble.stopwatch import Stopwatch
 from hdet.ensemble.tail import Tail
 from hdet.explore import ExploredValues
+from hdet.method.assign import assign
+from hdet.records import RoundRecord
 from hdet.replicas import Replicas
-from hdet.telemetry import RoundRecord
 
 __all__ = ["Rounds"]
 

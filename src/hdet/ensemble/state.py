@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hdet.core.checks import require_count, require_flag, require_number
+from hdet.checks import require_count, require_flag, require_number
 from hdet.explore import ExploredValues, Tunable
 from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part

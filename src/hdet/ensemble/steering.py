@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdet.ensemble.state import check_keys
-from hdet.telemetry import RoundRecord
+from hdet.records import RoundRecord
 
 __all__ = ["Steering"]
 

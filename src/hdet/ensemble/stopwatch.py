@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hdet.telemetry import RoundRecord
+from hdet.records import RoundRecord
 
 __all__ = ["Stopwatch"]
 

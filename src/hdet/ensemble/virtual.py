@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.core.checks import require_count, require_flag
+from hdet.checks import require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas.stacked import StackedReplicas

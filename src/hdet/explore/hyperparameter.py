@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_choice, require_number
+from hdet.checks import require_choice, require_number
 from hdet.errors import NoEffectWarning, warn
 from hdet.explore.slots import Slot
 from hdet.explore.tunable import Tunable

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_flag, require_number
+from hdet.checks import require_flag, require_number
 from hdet.errors import NoEffectWarning, warn
 from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch.optim import Optimizer
 
-from hdet.core.checks import require_flag
+from hdet.checks import require_flag
 from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable

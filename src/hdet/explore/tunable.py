@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hdet.core.controller import ControllerState
-from hdet.core.spread import factor_limits, multiplier_at, usable_share
 from hdet.explore.slots import Slot
+from hdet.method.controller import ControllerState
+from hdet.method.spread import factor_limits, multiplier_at, usable_share
 
 __all__ = ["Tunable"]
 

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.find import find_lr
-from hdet.found_lr import FoundLR
 from hdet.integrations.attributes import attributes_put_back
-from hdet.telemetry import RecordSink
+from hdet.records import RecordSink
+from hdet.search.found import FoundLR
+from hdet.search.with_torch import find_lr
 
 __all__ = ["LearningRateSearch"]
 

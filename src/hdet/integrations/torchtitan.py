@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError
-from hdet.find import find_lr
-from hdet.found_lr import FoundLR
+from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.shards import is_sharded
 from hdet.replicas.tensors import parameters_of
-from hdet.telemetry import RecordSink
+from hdet.search.found import FoundLR
+from hdet.search.with_torch import find_lr
 
 __all__ = ["AutoLRContainer"]
 

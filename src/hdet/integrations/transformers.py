@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.find import find_lr
-from hdet.found_lr import FoundLR
 from hdet.integrations.accelerate import undisturbed
+from hdet.records import RecordSink
 from hdet.replicas.wrapped import plain_optimizer
-from hdet.telemetry import RecordSink
+from hdet.search.found import FoundLR
+from hdet.search.with_torch import find_lr
 
 if TYPE_CHECKING:
     TrainerCallback = object

@@ -8,10 +8,10 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.core.recipe import Recipe
-from hdet.core.tail import tail_steps
-from hdet.found_lr import FoundLR
 from hdet.jax.rates import require_rates, require_transformation, write_rates
+from hdet.method.recipe import Recipe
+from hdet.method.tail import tail_steps
+from hdet.search.found import FoundLR
 
 __all__ = ["AutoLRState", "auto_lr", "eval_params", "is_auto_lr"]
 

@@ -13,9 +13,14 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.core.batches import endless
-from hdet.core.checks import require_count, require_number
-from hdet.core.lr_search import (
+from hdet.checks import require_count, require_number
+from hdet.errors import NotFiniteError
+from hdet.jax.auto import is_auto_lr
+from hdet.jax.places import Places, size_of
+from hdet.jax.rates import require_rates, require_transformation
+from hdet.jax.trials import Loss, Trials, one_step
+from hdet.search.batches import endless
+from hdet.search.decisions import (
     LEAST_STEPS,
     Ramp,
     Trial,
@@ -26,12 +31,7 @@ from hdet.core.lr_search import (
     trial_factors,
     try_out,
 )
-from hdet.errors import NotFiniteError
-from hdet.found_lr import FoundLR
-from hdet.jax.auto import is_auto_lr
-from hdet.jax.places import Places, size_of
-from hdet.jax.rates import require_rates, require_transformation
-from hdet.jax.trials import Loss, Trials, one_step
+from hdet.search.found import FoundLR
 
 __all__ = ["find_lr"]
 

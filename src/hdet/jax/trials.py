@@ -13,9 +13,9 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.core.lr_search import trial_shape
 from hdet.jax.places import Places, split
 from hdet.jax.rates import write_rates
+from hdet.search.decisions import trial_shape
 
 __all__ = ["Loss", "Trials", "one_step"]
 

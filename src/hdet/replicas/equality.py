@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.core.majority import largest_agreement
 from hdet.errors import HdetWarning, ReplicasDifferError, warn
+from hdet.method.majority import largest_agreement
 from hdet.replicas.exchange import exchange_within
 from hdet.replicas.group import ReplicaGroup
 

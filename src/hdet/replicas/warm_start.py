@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.core.assign import derived_seed
-from hdet.core.checks import require_choice, require_count, require_number
-from hdet.core.noise import noise_std
+from hdet.checks import require_choice, require_count, require_number
+from hdet.method.assign import derived_seed
+from hdet.method.noise import noise_std
 from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import is_sharded, local_part

@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.core.checks import (
+from hdet.checks import (
     require_choice,
     require_count,
     require_flag,
     require_number,
     require_number_or_choice,
 )
-from hdet.core.controller import Controller
-from hdet.core.decay import equation8
-from hdet.core.guard import Guard
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import check_keys
 from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import HdetError, HdetWarning, warn
 from hdet.explore import LearningRate
+from hdet.method.controller import Controller
+from hdet.method.decay import equation8
+from hdet.method.guard import Guard
+from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.wrapped import plain_optimizer
-from hdet.telemetry import RecordSink
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hdet.core.checks import require_number
+from hdet.checks import require_number
 from hdet.explore import LearningRate
+from hdet.records import RoundRecord, read_records
+from hdet.records.names import is_learning_rate
 from hdet.schedules.replay import export_schedule
-from hdet.telemetry import RoundRecord, read_records
-from hdet.telemetry.names import is_learning_rate
 
 __all__ = ["Prior", "prior_from"]
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.core.checks import require_number
+from hdet.checks import require_number
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.explore.values import hyperparameters_of
+from hdet.records import RoundRecord
+from hdet.records.names import is_learning_rate
 from hdet.replicas.wrapped import plain_optimizer
-from hdet.telemetry import RoundRecord
-from hdet.telemetry.names import is_learning_rate
 from hdet.weak_hook import weak_hook
 
 __all__ = ["ReplayLR", "export_schedule"]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.core.guard import Guard, GuardMemory, watch
+from hdet.method.guard import Guard, GuardMemory, watch
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.core.tail import tail_steps
 from hdet.ensemble.tail import TailMean
+from hdet.method.tail import tail_steps
 
 
 def build(total_steps: int | None = 10, **settings: Any) -> tuple[nn.Module, Any, hdet.Ensemble]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.telemetry import SearchRecord
+from hdet.records import SearchRecord
 from tests.helpers.runs import real_records
 
 

@@ -1,0 +1,267 @@
+"""Read the directory of a run: everything that can be read, and a plain note for what cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hdet.records import RoundRecord, SearchRecord, scan_records
+
+__all__ = ["Evaluation", "Run", "loss_title", "number", "read_run", "runs_within"]
+
+_FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
+_MAX_NOTES_PER_FILE = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The base run, that is the averaged parameters, on held-out data."""
+
+    step: int
+    loss: float | None
+    train_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass
+class Run:
+    """What one run left behind."""
+
+    path: Path
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    search: SearchRecord | None = None
+    """What was found before the run, if something looked."""
+    records: list[RoundRecord] = field(default_factory=list)
+    """Records of the run itself."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    """Empty while the run is unfinished."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read: file, line number, reason."""
+
+    @property
+    def final_loss(self) -> float | None:
+        """Held-out loss at the end, or at the last evaluation of an unfinished run; a failed one has none."""
+        stated = number(self.result.get("final_loss"))
+        if stated is not None or self.status == "failed":
+            return stated
+        return next((e.loss for e in reversed(self.evaluations) if e.loss is not None), None)
+
+    @property
+    def final_metrics(self) -> dict[str, float]:
+        """Held-out metrics beside the loss, at the end or at the last evaluation."""
+        stated = _numbers_by_name(self.result.get("metrics"))
+        if not stated and self.evaluations:
+            stated = self.evaluations[-1].metrics
+        return {name: value for name, value in stated.items() if name != "loss"}
+
+    @property
+    def last_step(self) -> int:
+        """The last step that anything is known of."""
+        stated = number(self.result.get("steps")) or 0
+        evaluated = self.evaluations[-1].step if self.evaluations else 0
+        return int(max(stated, evaluated, self.records[-1].step if self.records else 0))
+
+    @property
+    def num_replicas(self) -> int | None:
+        """How many replicas trained, if that can be told."""
+        if self.records:
+            return self.records[-1].num_replicas
+        stated = number(self.config.get("replicas"))
+        return None if stated is None else int(stated)
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``diverged``, ``stopped``, ``failed`` or ``unfinished``; ``recorded`` if unknown."""
+        stated = self.result.get("status")
+        if isinstance(stated, str) and stated:
+            return stated
+        has_ended = not self.config and self.records and self.records[-1].num_averaged_steps
+        if self.result or has_ended:
+            return "finished"
+        return "unfinished" if self.config else "recorded"
+
+    @property
+    def loss_unit(self) -> str:
+        """What the loss is measured in; empty if nobody said."""
+        unit = self.config.get("loss_unit")
+        return unit if isinstance(unit, str) and unit != "loss" else ""
+
+    @property
+    def loss_title(self) -> str:
+        """What the axis of a loss says."""
+        return loss_title(self.loss_unit)
+
+    @property
+    def num_planned_steps(self) -> int:
+        """How far the run goes, or has come if nobody said."""
+        planned = number(self.config.get("steps")) or 0
+        return max(self.last_step, int(planned)) if self.status == "unfinished" else self.last_step
+
+
+def runs_within(path: Path) -> list[Path]:
+    """The folders of runs in a folder such as that of a sweep; the folder alone where there are none."""
+    within = sorted(folder for folder in path.glob("*") if _is_run(folder))
+    return [path] if _is_run(path) or not within else within
+
+
+def read_run(path: str | Path) -> Run:
+    """Read the directory of a run, finished or not; what is missing or broken becomes a note.
+
+    Raises:
+        ValueError: the path is no directory, or holds none of the files of a run.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a directory: name the directory that a run wrote")
+    if not _is_run(path):
+        raise ValueError(f"{path} holds no run: expected at least one of {', '.join(_FILES)}")
+    run = Run(path=path, name=path.resolve().name)
+    # A script of one's own may write records and nothing else: then nothing is missing.
+    is_whole = (path / "config.json").exists() or (path / "result.json").exists()
+    run.config = _read_object(path / "config.json", run.notes, is_expected=is_whole)
+    run.environment = _read_object(path / "environment.json", run.notes, is_expected=is_whole)
+    run.result = _read_object(path / "result.json", run.notes)
+    # A run that has not come to its first sync, or failed there, has no records.
+    has_synced = is_whole and run.status not in ("unfinished", "failed")
+    records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=has_synced)
+    run.search = next((record.search for record in records if record.search is not None), None)
+    run.records = [record for record in records if record.search is None]
+    run.evaluations = _read_lines(
+        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=has_synced
+    )
+    name = run.config.get("name")
+    if isinstance(name, str) and name.strip():
+        run.name = name
+    return run
+
+
+def loss_title(unit: str) -> str:
+    """What the axis of a loss says; a long unit has no room there.
+
+    >>> loss_title("nats per character"), loss_title("cross-entropy (nats)"), loss_title("x" * 50)
+    ('loss (nats per character)', 'loss, cross-entropy (nats)', 'loss')
+    """
+    if not unit or len(unit) > 24:
+        return "loss"
+    return f"loss, {unit}" if "(" in unit else f"loss ({unit})"
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else.
+
+    >>> number(3), number("3"), number(float("nan")), number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _numbers_by_name(value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        return {}
+    found = {str(name): number(entry) for name, entry in value.items()}
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if is_expected:
+            notes.append(f"{path.name} is missing")
+        return {}
+    except json.JSONDecodeError as error:
+        notes.append(f"{path.name}, line {error.lineno}: not JSON ({error.msg})")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read ({_short(error)})")
+        return {}
+    if not isinstance(content, dict):
+        notes.append(f"{path.name} must hold an object, got a {type(content).__name__}")
+        return {}
+    return content
+
+
+def _read_lines(
+    path: Path,
+    scan: Callable[[Path], tuple[list[Any], list[str]]],
+    notes: list[str],
+    *,
+    is_expected: bool,
+) -> list:
+    try:
+        entries, found = scan(path)
+    except FileNotFoundError:
+        if is_expected:
+            notes.append(f"{path.name} is missing")
+        return []
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read ({_short(error)})")
+        return []
+    notes += found[:_MAX_NOTES_PER_FILE]
+    if len(found) > _MAX_NOTES_PER_FILE:
+        notes.append(f"{path.name}: {len(found) - _MAX_NOTES_PER_FILE} more lines cannot be read")
+    return entries
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in _FILES)
+
+
+def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
+    evaluations: list[Evaluation] = []
+    notes: list[str] = []
+    lines = path.read_bytes().split(b"\n")
+    for line_number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            evaluation = _evaluation(json.loads(line.decode("utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = "the line is cut off" if line_number == len(lines) else _short(error)
+            notes.append(f"{path.name}, line {line_number}: not an evaluation ({reason})")
+            continue
+        # A run that was resumed repeats steps: the later evaluation wins, as for records.
+        while evaluations and evaluations[-1].step >= evaluation.step:
+            evaluations.pop()
+        evaluations.append(evaluation)
+    return evaluations, notes
+
+
+def _evaluation(data: object) -> Evaluation:
+    if not isinstance(data, dict):
+        raise TypeError("not an object")
+    step = data.get("step")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
+        raise TypeError("step must be a whole number")
+    if not isinstance(data.get("loss"), int | float | None) or isinstance(data.get("loss"), bool):
+        raise TypeError("loss must be a number")
+    return Evaluation(
+        step=step,
+        loss=number(data.get("loss")),
+        train_loss=number(data.get("train_loss")),
+        metrics=_numbers_by_name(data.get("metrics")),
+        seconds=number(data.get("seconds")),
+    )
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)

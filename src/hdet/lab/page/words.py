@@ -1,0 +1,306 @@
+"""Runs in plain words, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from hdet.lab.page.facts import (
+    are_comparable,
+    asked_lr,
+    compares,
+    corrections,
+    excluded_events,
+    found_lr,
+    group_peaks,
+    is_sweep,
+    num_brakes,
+    training_losses,
+    used_peak,
+)
+from hdet.lab.page.runs import Run, number
+from hdet.lab.page.series import base_series, learning_rates
+from hdet.records.names import is_learning_rate
+from hdet.search.decisions import should_search_again
+
+__all__ = [
+    "comparison_headline",
+    "comparison_sentence",
+    "count",
+    "duration",
+    "figure",
+    "headline",
+    "search_sentence",
+    "sentence",
+]
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number as one would say it: plain where that is short, else with an exponent.
+
+    >>> figure(0.41234), figure(3e-4), figure(0.00039312, 2), figure(1234567.0), figure(0.0), figure(None)
+    ('0.412', '3e-4', '3.9e-4', '1.23e6', '0', 'unknown')
+    >>> figure(1.0), figure(600.0), figure(43210.0)
+    ('1', '600', '43200')
+    """
+    if value is None:
+        return "unknown"
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "not finite"
+    rounded = float(f"{value:.{digits}g}")
+    if 0.01 <= abs(rounded) < 1e5:
+        text = f"{rounded:.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(amount: int, what: str) -> str:
+    """An amount and its noun.
+
+    >>> count(1, "replica"), count(12000, "step")
+    ('1 replica', '12,000 steps')
+    """
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    >>> duration(0.25), duration(41.3), duration(200), duration(7530), duration(200000)
+    ('0.25 s', '41 s', '3 min 20 s', '2 h 6 min', '2 d 8 h')
+    """
+    if seconds < 10:
+        return f"{figure(seconds, 2)} s"
+    for size, unit, smaller_size, smaller in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        whole, rest = divmod(round(seconds / smaller_size), size // smaller_size)
+        if whole:
+            return f"{whole} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{round(seconds)} s"
+
+
+def times(factor: float) -> str:
+    """How a value compares with another, which follows.
+
+    >>> times(10.0), times(0.04), times(1.01)
+    ('10 times', '25 times below', 'close to')
+    """
+    if 0.95 < factor < 1.05:
+        return "close to"
+    return f"{figure(factor, 2)} times" if factor > 1 else f"{figure(1 / factor, 2)} times below"
+
+
+def headline(run: Run) -> str:
+    """The learning rate that was found, in one sentence; empty where nothing is known of one.
+
+    >>> from pathlib import Path
+    >>> headline(Run(path=Path("runs/a"), name="a", config={"lr": 3e-4}))
+    'Trained with a learning rate of 3e-4, without a search.'
+    """
+    search, asked, found = run.search, asked_lr(run), found_lr(run)
+    if search is not None:
+        if search.found == search.asked:
+            reason = search.reason.rpartition(": ")[2]
+            return f"Kept your learning rate of {figure(asked)}, because {reason}."
+        text = f"Found a learning rate of {figure(search.found)}"
+        if figure(search.found) == figure(search.asked):
+            return f"{text}, which is what you asked for."
+        return f"{text}, {_against(search.found, search.asked)}."
+    if asked is None:
+        return ""
+    is_kept = found is None or math.isclose(found, asked, rel_tol=1e-6)
+    if found is not None and not is_kept and corrections(run) and compares(run):
+        return f"The controller asks for a learning rate of {figure(found)}, {_against(found, asked)}."
+    began = "Started from" if compares(run) else "Trained with"
+    peaks = group_peaks(run)
+    if len(peaks) > 1:
+        low, high = figure(min(peaks)), figure(max(peaks))
+        return f"{began} learning rates from {low} to {high}, without a search."
+    return f"{began} a learning rate of {figure(asked)}, without a search."
+
+
+def sentence(run: Run) -> str:
+    """What happened in the run, in a few plain sentences.
+
+    >>> from pathlib import Path
+    >>> sentence(Run(path=Path("runs/a"), name="a"))
+    'Nothing has been recorded of this run yet.'
+    """
+    if not (run.search or run.records or run.evaluations or run.result):
+        return "Nothing has been recorded of this run yet."
+    parts = [search_sentence(run), _training(run), _loss(run)]
+    if run.records:
+        parts += [_moved(run), _averaged(run), _left_out(run)]
+    return " ".join(part for part in parts if part)
+
+
+def comparison_headline(runs: Sequence[Run]) -> str:
+    """Which of several runs ended best, in one sentence; empty where they cannot be compared."""
+    losses = _by_loss(runs)
+    if len(losses) < 2 or not are_comparable(runs):
+        return ""
+    best, run = losses[0]
+    if is_sweep(runs):
+        return f"The best of {len(runs)} learning rates is {figure(asked_lr(run))}."
+    return f"“{run.name}” ended best, with a held-out loss of {figure(best, 4)}."
+
+
+def comparison_sentence(runs: Sequence[Run]) -> str:
+    """What is to be said of several runs beside which of them ended best."""
+    losses = _by_loss(runs)
+    if len(losses) < 2:
+        known = "one has" if losses else "none has"
+        return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
+    if not are_comparable(runs):
+        return (
+            f"{count(len(runs), 'run')} on different tasks. Their losses cannot be compared with each other."
+        )
+    (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
+    if is_sweep(runs):
+        text = f"It ended at a held-out loss of {figure(best, 4)}. "
+        text += f"The next best is {figure(asked_lr(second))}, {_above(next_best, best)}."
+        rates = sorted(rate for run in runs if (rate := asked_lr(run)) is not None)
+        if asked_lr(first) in (rates[0], rates[-1]):
+            text += " The best is at the edge of the sweep, so a better one may lie beyond it."
+    else:
+        text = f"Next comes “{second.name}”, {_above(next_best, best)}."
+        if len(losses) > 2:
+            text += f" The last is “{last.name}”, {_above(worst, best)}."
+    lost = len(runs) - len(losses)
+    return text + (f" {count(lost, 'run')} ended without a loss." if lost else "")
+
+
+def _by_loss(runs: Sequence[Run]) -> list[tuple[float, Run]]:
+    known = [(run.final_loss, run) for run in runs if run.final_loss is not None]
+    return sorted(known, key=lambda pair: pair[0])
+
+
+def _above(loss: float, best: float) -> str:
+    """How far a loss is above the best."""
+    if loss == best:
+        return "at the same loss"
+    share = 100 * (loss / best - 1) if best > 0 else math.inf
+    return f"{figure(share, 2)} % above" if share < 100 else f"at {figure(loss)}"
+
+
+def _against(lr: float, asked: float) -> str:
+    """How a learning rate compares with what was asked for."""
+    if not (0 < asked < math.inf and 0 < lr < math.inf):
+        return f"where you asked for {figure(asked)}"
+    return f"{times(lr / asked)} the {figure(asked)} that you asked for"
+
+
+def search_sentence(run: Run) -> str:
+    """How sure the search is, and what it cost; empty if there was none."""
+    search = run.search
+    if search is None:
+        return ""
+    text = ""
+    if should_search_again(search.asked, search.found, search.trials):
+        text = (
+            "The search went to its limits. To be sure, search again with this learning rate as your guess. "
+        )
+    elif search.found == search.asked:
+        text = "The search could not tell, so your guess stays. "
+    elif 0 < search.low < search.high < math.inf:
+        low, high = figure(search.low, 2), figure(search.high, 2)
+        text = f"The best learning rate is probably between {low} and {high} (80 %). "
+    return f"{text}The search took {count(search.num_steps, 'step')}."
+
+
+def _training(run: Run) -> str:
+    planned, last = number(run.config.get("steps")), run.last_step
+    who = count(run.num_replicas, "replica") if run.num_replicas else "The replicas"
+    is_short = planned is not None and (last < planned or run.status == "unfinished")
+    steps = f"{last:,} of {count(int(planned or 0), 'step')}" if is_short else count(last, "step")
+    seconds = number(run.result.get("seconds"))
+    time = f" in {duration(seconds)}" if seconds is not None else ""
+    if run.status in ("failed", "diverged"):
+        reason = run.result.get("error") or run.result.get("reason")
+        why = f" The reason is this: {_without_list(reason)}." if isinstance(reason, str) and reason else ""
+        return f"The run {run.status} after {steps}{time}.{why}"
+    if run.status == "unfinished" and not last:
+        return "The run is unfinished. It has not trained yet."
+    done = f"{who} trained for {steps}{time}"
+    if run.status == "stopped":
+        return f"{done}, then the run was stopped."
+    return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
+
+
+def _without_list(reason: str) -> str:
+    """A reason without what it says of each replica; the table of results has it in full."""
+    return re.sub(r" \(replica \d+: [^)]*\)", "", reason).rstrip(".")
+
+
+def _loss(run: Run) -> str:
+    """Where the loss began and where it stands."""
+    known = [e.loss for e in run.evaluations if e.loss is not None]
+    what, last = "held-out loss", run.final_loss
+    if last is None and known:  # a run that failed
+        last = known[-1]
+    if last is None:
+        known = [loss for _, loss in training_losses(run)]
+        what, last = "training loss", known[-1] if known else None
+    if last is None:
+        return ""
+    if len(known) < 2 or figure(known[0]) == figure(last):
+        was = "was" if run.status == "failed" else "is"
+        return f"The {what} {was} {figure(last)}."
+    verb = "fell" if last < known[0] else "rose"
+    return f"The {what} {verb} from {figure(known[0])} to {figure(last)}."
+
+
+def _averaged(run: Run) -> str:
+    num_steps = run.records[-1].num_averaged_steps
+    return f"The final weights are a mean over {num_steps:,} of the last steps." if num_steps else ""
+
+
+def _moved(run: Run) -> str:
+    """What the guard, or a controller that compares replicas, made of the learning rate."""
+    brakes, found, factors = num_brakes(run), found_lr(run), corrections(run)
+    if brakes:
+        often = "once" if brakes == 1 else f"{brakes} times"
+        lowered = f" to {figure(found)}" if found is not None else ""
+        return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
+    if not compares(run):
+        return ""
+    if run.config.get("controller") == "paper":
+        values = [v for name in learning_rates(run) for v in base_series(run, name)[1]]
+        last = [v for name, v in run.records[-1].base.items() if is_learning_rate(name)]
+        if not (values and last):
+            return ""
+        ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
+        peak = figure(max(values + last), 2)
+        return f"The controller held the learning rate itself. It peaked at {peak} and ended at {ends}."
+    if not factors:
+        return ""
+    low, high = figure(min(factors)), figure(max(factors))
+    by = f"{low} times the plan" if low == high else f"{low} to {high} times the plan, by parameter group"
+    peak = used_peak(run)
+    asks = f", so it asks for a peak of {figure(found)}" if run.search is not None and low == high else ""
+    text = f"The controller ended at {by}{asks}."
+    # A factor that grows while the schedule falls never meets the peak.
+    if peak is not None and found is not None and peak < 0.95 * found:
+        text += f" The highest learning rate that a step used is {figure(peak)}."
+    return text
+
+
+def _left_out(run: Run) -> str:
+    events = excluded_events(run)
+    replicas = sorted({replica for _, replica, _ in events})
+    if not events:
+        return ""
+    if len(replicas) == 1:
+        return f"Replica {replicas[0]} was left out of {count(len(events), 'sync')}."
+    if len(replicas) > 5:
+        return f"{len(replicas)} replicas were left out, {len(events)} times in all."
+    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}"
+    return f"Replicas {names} were left out, {len(events)} times in all."

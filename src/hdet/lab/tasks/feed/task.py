@@ -1,0 +1,194 @@
+"""Feed: rank a feed, simulated or from a log."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hdet.checks import require_choice, require_count, require_number
+from hdet.errors import HdetWarning, warn
+from hdet.lab.tasks.feed.events import Events
+from hdet.lab.tasks.feed.generator import World
+from hdet.lab.tasks.feed.logs import FORMATS, read_log
+from hdet.lab.tasks.feed.ranker import Ranker, parameter_groups
+from hdet.lab.tasks.feed.scores import summary
+from hdet.lab.tasks.feed.windows import Windows
+from hdet.lab.tasks.task import Task, batch_generator
+from hdet.method.assign import derived_seed
+
+__all__ = ["Feed"]
+
+NUM_EVALUATION_BATCHES = 8
+HELD_OUT_SIZE = 64  # sequences in the probe and in each evaluation batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed(Task):
+    """Predict contribution, like and long dwell for each item that a user is shown (the paper, section 4).
+
+    Without a log, events come from a simulated year that never repeats (:class:`World`); evaluation and probe
+    are events of its last tenth. With a log they come from the file (:class:`Windows` says how it is split).
+
+    >>> task = Feed(batch_size=4)
+    >>> batch = next(task.train_batches(seed=0))
+    >>> batch["item"].shape, task.loss(task.build_model(0), batch).ndim
+    (torch.Size([4, 16]), 0)
+    """
+
+    log: str | None = None
+    """CSV file of events; None for the simulated year."""
+    format: str = "auto"
+    """Its shape: ``"hdet"``, ``"movielens"``, ``"kuairand"``, or ``"auto"`` to tell from its first line."""
+    batch_size: int = 8
+    """Sequences per replica and step."""
+    length: int = 16
+    """Events in a sequence."""
+    width: int = 24
+    """Size of embeddings and of the stream between blocks."""
+    num_layers: int = 2
+    """Attention blocks."""
+    num_heads: int = 2
+    """Attention heads in a block."""
+    num_users: int = 512
+    """Rows of the user table; the number of simulated users."""
+    num_items: int = 512
+    """Rows of the item table; the number of simulated items."""
+    dropout: float = 0.0
+    """Share of each block's contribution that is dropped in training."""
+    steps_per_year: int = 1000
+    """Steps in which the simulated year passes; after it the same year begins anew, with other events."""
+    world: int = 0
+    """Which simulated world."""
+
+    learning_rate = 5e-3
+    num_steps = 1000
+    loss_unit = "mean binary cross-entropy (nats)"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.log, os.PathLike):
+            object.__setattr__(self, "log", os.fspath(self.log))
+        if not (self.log is None or isinstance(self.log, str)):
+            raise TypeError(f"log must be the path of a CSV file or None, got {self.log!r}")
+        require_choice("format", self.format, ("auto", *FORMATS))
+        if self.log is None and self.format != "auto":
+            raise ValueError(f"format must be 'auto' without a log, got {self.format!r}: pass log too")
+        for name in ("batch_size", "width", "num_layers", "num_heads", "num_users", "steps_per_year"):
+            require_count(name, getattr(self, name))
+        require_count("length", self.length, at_least=2, remedy="the first event has no history")
+        require_count("num_items", self.num_items)
+        require_count("world", self.world, at_least=0)
+        require_number("dropout", self.dropout, at_least=0, below=1)
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width must be a multiple of num_heads, got {self.width} with {self.num_heads} heads: "
+                f"try {self.num_heads * -(-self.width // self.num_heads)}"
+            )
+        if self.log is None:
+            require_count(
+                "num_items", self.num_items, at_least=self.length, remedy="a sequence shows each item once"
+            )
+        else:  # now, so that a bad file is reported before anything else is done
+            object.__setattr__(self, "num_examples", len(self._windows.training))
+
+    @cached_property
+    def _world(self) -> World:
+        return World(num_users=self.num_users, num_items=self.num_items, seed=self.world)
+
+    @cached_property
+    def _windows(self) -> Windows:
+        assert self.log is not None
+        log = read_log(self.log, self.format)
+        for name, ids, rows in (
+            ("users", log.num_users, self.num_users),
+            ("items", log.num_items, self.num_items),
+        ):
+            if ids > rows:
+                warn(
+                    f"log {str(self.log)!r} has {ids} {name}, and num_{name} is {rows}: several {name} share "
+                    f"a row of the table. Set num_{name} to {ids} if there is memory for it",
+                    HdetWarning,
+                )
+        return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
+
+    def build_model(self, seed: int) -> Ranker:
+        """A new ranker."""
+        with torch.random.fork_rng(devices=[]):  # torch's modules draw from the caller's generator
+            torch.default_generator.manual_seed(derived_seed(seed, "feed model"))
+            return Ranker(
+                num_users=self.num_users,
+                num_items=self.num_items,
+                length=self.length,
+                width=self.width,
+                num_layers=self.num_layers,
+                num_heads=self.num_heads,
+                dropout=self.dropout,
+            )
+
+    def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Events]:
+        """See :class:`Task`. The time of the simulated year is the step's."""
+        if self.log is not None:
+            return self._windows.shuffled(self.batch_size, seed=seed, replica=replica, start=start)
+        return self._simulated(seed, replica, start)
+
+    def _simulated(self, seed: int, replica: int, start: int) -> Iterator[Events]:
+        for step in itertools.count(start):
+            generator = batch_generator(seed, replica, step)
+            fraction = torch.rand(self.batch_size, generator=generator)
+            times = (step % self.steps_per_year + fraction) / self.steps_per_year
+            yield self._world.events(self.batch_size, self.length, times=times, generator=generator)
+
+    def evaluation_batches(self) -> list[Events]:
+        """See :class:`Task`: of the last tenth of the year, or of the log (512 windows at most)."""
+        if self.log is not None:
+            windows = _spread(self._windows.evaluation, NUM_EVALUATION_BATCHES * HELD_OUT_SIZE)
+            return [self._windows.events(part) for part in windows.split(HELD_OUT_SIZE)]
+        return [self._held_out("evaluation", i) for i in range(NUM_EVALUATION_BATCHES)]
+
+    def probe_batch(self) -> Events:
+        """See :class:`Task`: of the last tenth of the year, or of what comes just before it in the log."""
+        if self.log is not None:
+            return self._windows.events(_spread(self._windows.probe, HELD_OUT_SIZE))
+        return self._held_out("probe", 0)
+
+    def _held_out(self, name: str, index: int) -> Events:
+        generator = torch.Generator().manual_seed(derived_seed(self.world, f"feed {name}", index))
+        times = 0.9 + 0.1 * torch.rand(HELD_OUT_SIZE, generator=generator)
+        return self._world.events(HELD_OUT_SIZE, self.length, times=times, generator=generator)
+
+    def loss(self, model: nn.Module, batch: Events) -> Tensor:
+        """Binary cross-entropy, its mean over events and the three actions."""
+        losses = F.binary_cross_entropy_with_logits(model(batch), batch["actions"], reduction="none").mean(-1)
+        return (losses * batch["mask"]).sum() / batch["mask"].sum()
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """The paper's four: embedding, no_decay, non_embedding, transformer."""
+        return parameter_groups(model)
+
+    @torch.no_grad()
+    def metrics(self, model: nn.Module, batches: Iterable[Events]) -> dict[str, float]:
+        """``loss``, ``auc``, ``ne`` (normalised entropy), and each by action, as in ``auc_like``."""
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            pairs = [(model(batch), batch["actions"], batch["mask"] > 0) for batch in batches]
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        logits = torch.cat([logits[is_there] for logits, _, is_there in pairs])
+        labels = torch.cat([labels[is_there] for _, labels, is_there in pairs])
+        return summary(logits, labels)
+
+
+def _spread(windows: Tensor, count: int) -> Tensor:
+    """At most ``count`` of them, evenly spread."""
+    if len(windows) <= count:
+        return windows
+    return windows[torch.arange(count) * len(windows) // count]

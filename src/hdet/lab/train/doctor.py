@@ -1,0 +1,302 @@
+"""Whether this machine is ready: versions, cores, backends, devices, extras, disk, and a real self-test."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+import hdet
+from hdet.errors import install_command
+from hdet.lab.train.self_test import SelfTestError, self_test
+
+__all__ = ["Check", "examine"]
+
+LOW_DISK_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warning", "error"]
+    detail: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; what to do for more, where it is optional."""
+
+
+def examine(
+    folder: str | Path = ".", *, with_self_test: bool = True, time_limit_seconds: float = 120.0
+) -> list[Check]:
+    """Look at everything that a run depends on. Never raises: what goes wrong is a check too.
+
+    Args:
+        folder: where runs are to be written; it need not exist yet.
+        with_self_test: train on two real processes, some seconds; see
+            :func:`hdet.lab.train.self_test.self_test`.
+        time_limit_seconds: for the self-test.
+
+    >>> [check.name for check in examine(with_self_test=False)][:4]
+    ['python', 'hdet', 'torch', 'numpy']
+    """
+    looks: dict[str, Callable[[], Iterable[Check]]] = {
+        "python": _python,
+        "hdet": _hdet,
+        "torch": lambda: _required("torch"),
+        "numpy": lambda: _required("numpy"),
+        "cores": _cores,
+        "backends": _backends,
+        "devices": _devices,
+        "extras": _extras,
+        "folder": lambda: _folder(Path(folder)),
+    }
+    if with_self_test:
+        looks["self-test"] = lambda: _self_test(time_limit_seconds)
+    checks: list[Check] = []
+    for name, look in looks.items():
+        checks += _attempt(name, look)
+    return checks
+
+
+def _attempt(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
+    try:
+        return list(look())
+    except Exception as error:
+        return [Check(name, "error", f"could not be examined: {type(error).__name__}: {error}")]
+
+
+# --- what is installed -----------------------------------------------------------------------------------
+
+
+def _python() -> Iterable[Check]:
+    detail = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
+    yield Check("python", "ok", detail)  # one that is too old could not run this
+
+
+def _hdet() -> Iterable[Check]:
+    detail = f"{hdet.__version__} at {Path(hdet.__file__).parent}"
+    try:
+        installed = importlib.metadata.version("hdet")
+    except importlib.metadata.PackageNotFoundError:
+        detail += ", not installed as a package: its requirements cannot be examined"
+        yield Check("hdet", "warning", detail, "pip install hdet, or pip install -e . in its folder")
+        return
+    if installed != hdet.__version__:
+        detail += f", but {installed} is what pip installed"
+        yield Check("hdet", "warning", detail, "install it again: pip install --force-reinstall hdet")
+    else:
+        yield Check("hdet", "ok", detail)
+
+
+def _required(name: str) -> Iterable[Check]:
+    least = {need.name: need.least for need in _needs() if not need.extra}.get(name, ())
+    version = _version(name)
+    if version is None:
+        yield Check(name, "error", "not installed", f"pip install '{name}>={_text(least)}'")
+    elif _numbers(version) < least:
+        detail = f"{version}, but hdet needs {_text(least)} or later"
+        yield Check(name, "error", detail, f"pip install --upgrade '{name}>={_text(least)}'")
+    else:
+        yield Check(name, "ok", version)
+
+
+_FOR_DEVELOPERS = ("dev", "docs", "examples", "research", "zoo")
+"""Extras that a user of the library does not need."""
+
+
+def _extras() -> Iterable[Check]:
+    """One check per extra, and one for all that are absent. Nothing is imported."""
+    absent = []
+    by_extra: dict[str, list[_Need]] = {}
+    for need in _needs():
+        if need.extra not in ("", *_FOR_DEVELOPERS) and need.name != "hdet":
+            by_extra.setdefault(need.extra, []).append(need)
+    for extra, needs in by_extra.items():
+        if all(_version(need.name) is None for need in needs):
+            absent.append(extra)
+            continue
+        found, is_old, is_missing = [], False, False
+        for need in needs:
+            version = _version(need.name)
+            if version is None:
+                is_missing = True
+                found.append(f"{need.name} not installed")
+            elif _numbers(version) < need.least:
+                is_old = True
+                found.append(f"{need.name} {version} is older than {_text(need.least)}")
+            else:
+                found.append(f"{need.name} {version}")
+        remedy = install_command(extra) if is_old or is_missing else ""
+        yield Check(f"extra {extra}", "warning" if is_old else "ok", ", ".join(found), remedy)
+    if absent:
+        remedy = f"only if you need one: {install_command(absent[0])}"
+        yield Check("other extras", "ok", f"not installed: {', '.join(absent)}", remedy)
+
+
+@dataclass(frozen=True)
+class _Need:
+    name: str
+    least: tuple[int, ...]
+    extra: str
+
+
+def _needs() -> list[_Need]:
+    """What hdet's own metadata ask for; the one list of requirements is pyproject.toml."""
+    try:
+        lines = importlib.metadata.requires("hdet") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    needs = []
+    for line in lines:
+        wanted, _, marker = line.partition(";")
+        name = re.match(r"[\w.-]+", wanted)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
+        if name is not None:
+            least = _numbers(wanted.partition(">=")[2].strip())
+            needs.append(_Need(name[0], least, extra[1] if extra else ""))
+    return needs
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a release.
+
+    >>> _numbers("2.13.0+cpu"), _numbers("3.0rc1")
+    ((2, 13, 0), (3, 0))
+    """
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in found[0].split(".")) if found else ()
+
+
+def _text(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+# --- the machine -----------------------------------------------------------------------------------------
+
+
+def _cores() -> Iterable[Check]:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    setting = os.environ.get("OMP_NUM_THREADS")
+    shown = f"{num_cores} cores for this process, OMP_NUM_THREADS "
+    remedy = "export OMP_NUM_THREADS=1, or cores over replicas where several share this machine"
+    if setting is None:
+        # torchrun sets it to 1 where it is not set.
+        shown += f"not set: processes use {torch.get_num_threads()} threads each unless torchrun starts them"
+        yield Check("cores", "ok", shown, remedy if num_cores > 1 else "")
+    elif not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", setting) or int(setting.split(",")[0]) < 1:
+        yield Check("cores", "warning", shown + f"is {setting!r}, which is not a number of threads", remedy)
+    elif int(setting.split(",")[0]) > num_cores:
+        yield Check("cores", "warning", shown + f"is {setting}, more threads than cores", remedy)
+    else:
+        yield Check("cores", "ok", shown + f"is {setting}")
+
+
+def _backends() -> Iterable[Check]:
+    if not dist.is_available():
+        remedy = "install a torch with torch.distributed; virtual replicas work without it"
+        yield Check("backends", "error", "this torch has no torch.distributed", remedy)
+        return
+    available = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
+    detail = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in available.items())
+    if not any(available.values()):
+        yield Check("backends", "error", detail, "install a torch with gloo or nccl")
+    elif _num_cuda_devices() and not available["nccl"]:
+        remedy = "install a torch with NCCL: without it, CUDA tensors travel by way of the CPU"
+        yield Check("backends", "warning", detail, remedy)
+    else:
+        yield Check("backends", "ok", detail)
+
+
+def _devices() -> Iterable[Check]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        num_cuda = _num_cuda_devices()
+        found = [f"cuda {num_cuda}"]
+        if num_cuda:
+            found[0] += f" ({', '.join(sorted({torch.cuda.get_device_name(i) for i in range(num_cuda)}))})"
+    found += [f"mps {int(torch.backends.mps.is_available())}", "cpu 1"]
+    detail = ", ".join(found)
+    if caught:  # such as a driver that is too old
+        detail += "; torch says: " + "; ".join(str(warning.message) for warning in caught)
+        yield Check("devices", "warning", detail, "update the driver, or install the torch that fits it")
+    else:
+        yield Check("devices", "ok", detail)
+
+
+def _num_cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _folder(folder: Path) -> Iterable[Check]:
+    shown = folder.absolute()
+    # One that does not exist yet is judged by where it would be made.
+    folder = next(path for path in (shown, *shown.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"hdet")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "choose another folder, or make this one writable"
+        yield Check("folder", "error", f"{shown} cannot be written to: {reason}", remedy)
+        return
+    num_free = shutil.disk_usage(folder).free
+    detail = f"{shown} can be written to, {num_free / 2**30:.1f} GiB free"
+    if num_free < LOW_DISK_BYTES:
+        yield Check("folder", "warning", detail, "make room: checkpoints and records go here")
+    else:
+        yield Check("folder", "ok", detail)
+
+
+def _self_test(time_limit_seconds: float) -> Iterable[Check]:
+    name = "self-test"
+    if not (dist.is_available() and dist.is_gloo_available()):
+        yield Check(name, "warning", "left out: this torch has no gloo", "install a torch with gloo")
+        return
+    try:
+        seen = self_test(time_limit_seconds=time_limit_seconds)
+    except (SelfTestError, OSError) as error:
+        remedy = (
+            "see that processes of this machine may talk over loopback (a firewall, a container), that "
+            f"{tempfile.gettempdir()} is on a local disk, and that the machine is not overloaded. "
+            "Again, alone: python -m hdet.lab.train.self_test"
+        )
+        yield Check(name, "error", f"two processes could not train together: {error}", remedy)
+        return
+    yield Check(
+        name,
+        "ok",
+        "two gloo processes: parameters differ before every sync and agree after it; "
+        f"start {seen.startup_seconds:.1f} s, "
+        f"all-reduce of 1 float {seen.all_reduce_one_milliseconds:.2f} ms, "
+        f"of 1 M floats {seen.all_reduce_million_milliseconds:.1f} ms "
+        f"({seen.bandwidth_bytes_per_second / 1e9:.2f} GB/s), "
+        f"converge of 1 M parameters {seen.converge_milliseconds:.1f} ms; "
+        f"a short run raised a learning rate that was too low by x{seen.found_factor:.0f}",
+    )

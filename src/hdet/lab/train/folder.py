@@ -1,0 +1,137 @@
+"""RunFolder: the files that a run leaves, each written so that a fault loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hdet
+from hdet.checkpoints import Checkpoint, open_checkpoint, save_checkpoint
+from hdet.lab.train.config import RunConfig
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """The folder of one run; its attributes are the files in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.environment = self.path / "environment.json"
+        self.records = self.path / "records.jsonl"
+        self.evaluations = self.path / "evaluations.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.result = self.path / "result.json"
+        self.report = self.path / "report.html"
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig, extra: dict[str, Any]) -> RunFolder:
+        """A new folder; raises if there is a run already."""
+        folder = cls(path)
+        folder.require_free()
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(folder.environment, _environment())
+        write_json(folder.config, config.to_json() | {"name": config.name or path.name} | extra)
+        return folder
+
+    def require_free(self) -> None:
+        """Raise if there is a run already, or something that is no folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"out must be a folder, got {str(self.path)!r}, which is a file: give another --out"
+            )
+        if self.config.exists():
+            raise ValueError(
+                f"out must be a folder without a run, got {str(self.path)!r}: give another --out, go on with "
+                f"'hdet resume {shlex.quote(str(self.path))}', or pass --overwrite"
+            )
+
+    def read_result(self) -> dict[str, Any] | None:
+        """What the run came to; None if it has not ended."""
+        try:
+            return json.loads(self.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def read_config(self) -> RunConfig:
+        """The settings that the run was started with."""
+        try:
+            data = json.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{str(self.path)!r} must be the folder of a run, but it has no config.json"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{self.config}: cannot be read as JSON ({error})") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"{self.config} must hold settings by name, got {type(data).__name__}")
+        return RunConfig.from_json(data)
+
+    def remove_run(self) -> None:
+        """Delete what a run wrote, and nothing else."""
+        for file in (*vars(self).values(), *self.checkpoints.glob("step-*.pt*")):
+            if file.is_file():
+                file.unlink()
+        if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+            self.checkpoints.rmdir()
+
+    def add_evaluation(
+        self, step: int, train_loss: float | None, metrics: dict[str, float], seconds: float
+    ) -> None:
+        """Append one evaluation of the averaged model."""
+        line = {
+            "step": step,
+            "train_loss": train_loss,
+            "loss": metrics["loss"],
+            "metrics": metrics,
+            "seconds": seconds,
+        }
+        with self.evaluations.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one, sound or not."""
+        return any(self.checkpoints.glob("step-*.pt"))
+
+    def save_checkpoint(self, step: int, **parts: Any) -> None:
+        """Save the parts; see :func:`hdet.save_checkpoint`. The last two stay."""
+        save_checkpoint(self.checkpoints, step=step, keep=2, **parts)
+
+    def open_checkpoint(self) -> Checkpoint:
+        """The newest sound checkpoint, read and checked."""
+        checkpoint = open_checkpoint(self.checkpoints)
+        if checkpoint is None:
+            raise ValueError(
+                f"{str(self.path)!r} has no checkpoint to go on from: start the run again with --overwrite"
+            )
+        return checkpoint
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a JSON file in one go."""
+    unfinished = path.with_suffix(path.suffix + ".tmp")
+    unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "command": shlex.join(["hdet", *sys.argv[1:]]),
+        "hdet": hdet.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

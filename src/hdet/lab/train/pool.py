@@ -1,0 +1,134 @@
+"""Pool: worker processes for runs that do not depend on each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+from hdet.checks import require_count
+
+__all__ = ["Pool", "interruptible"]
+
+_Result = TypeVar("_Result")
+_Future = Future[tuple[_Result] | None]
+
+
+class Pool:
+    """Processes with one thread each, which start at the first need and serve to the end of the block.
+
+    A terminal sends Ctrl-C to the workers too. They hear it only where a job says so: see
+    :func:`interruptible`.
+
+    Args:
+        num_jobs: how many jobs at a time; 0 for one per core.
+    """
+
+    def __init__(self, num_jobs: int = 0) -> None:
+        self.num_jobs = require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(
+        self,
+        function: Callable[..., _Result],
+        jobs: Sequence[tuple[Any, ...]],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[int, _Result]]:
+        """The results as they come, each with the place of its job.
+
+        After a stop no job is started. Those under way are waited for, and their results are given too.
+
+        Args:
+            function: what a worker calls; a process must be able to import it.
+            jobs: its arguments, one tuple per call.
+            should_stop: asked before a job is started, and five times a second.
+        """
+        left, waiting = deque(enumerate(jobs)), dict[_Future[_Result], int]()
+        is_stopped = False
+        while True:
+            is_stopped = is_stopped or should_stop()
+            # No more than are under way: what an executor has queued cannot all be called off.
+            while left and not is_stopped and len(waiting) < self.num_jobs:
+                place, arguments = left.popleft()
+                waiting[self._submit(function, arguments)] = place
+                is_stopped = should_stop()  # it may have come while a worker was started
+            if not waiting:
+                return
+            finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in finished:
+                place, result = waiting.pop(future), future.result()
+                if result is not None:
+                    yield place, result[0]
+
+    def _submit(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Future[_Result]:
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(
+                self.num_jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+            )
+        # A process inherits the mask: a Ctrl-C while it starts waits for a job that hears it.
+        with _mask("SIG_BLOCK"):
+            return self._executor.submit(_call, function, arguments)
+
+
+_was_interrupted = False
+"""Whether this worker has heard a Ctrl-C: the next job was given to it before the stop, and is left."""
+
+
+def _call(function: Callable[..., _Result], arguments: tuple[Any, ...]) -> tuple[_Result] | None:
+    return None if _was_interrupted else (function(*arguments),)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """The part of a job in which its worker hears Ctrl-C, one that came just before included.
+
+    What Ctrl-C does is up to the handler, which must be set before. Outside of a worker this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        global _was_interrupted
+        _was_interrupted = True
+        if callable(handler):
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        with _mask("SIG_UNBLOCK"):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _mask(how: str) -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(getattr(signal, how), {signal.SIGINT})  # raises what was waiting
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

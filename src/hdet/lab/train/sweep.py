@@ -1,0 +1,128 @@
+"""Plain runs over a grid of learning rates, several at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdet.checks import require_count, require_number
+from hdet.lab.tasks.task import load_task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.folder import RunFolder
+from hdet.lab.train.pool import Pool, interruptible
+from hdet.lab.train.runner import run, task_facts
+from hdet.lab.train.signals import stop_on_signal
+
+__all__ = ["Sweep", "log_grid", "run_many", "sweep"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of all points, by learning rate."""
+
+    points: list[dict[str, Any]]
+    is_complete: bool
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The point with the lowest held-out loss; None if none has one."""
+        valid = [p for p in self.points if p["status"] == "finished" and p["final_loss"] is not None]
+        return min(valid, key=lambda p: p["final_loss"], default=None)
+
+
+def log_grid(low: float, high: float, per_decade: int) -> list[float]:
+    """Points from ``low`` to ``high`` at powers of 10^(1/per_decade), rounded to four digits.
+
+    >>> log_grid(0.01, 1, 2)
+    [0.01, 0.03162, 0.1, 0.3162, 1.0]
+    """
+    require_number("low", low, above=0)
+    require_number("high", high, at_least=low)
+    require_count("per_decade", per_decade)
+    # On a fixed lattice, so that a finer grid holds the coarser one's points and they are not run again.
+    first = math.ceil(math.log10(low) * per_decade - 1e-6)
+    last = math.floor(math.log10(high) * per_decade + 1e-6)
+    return [float(f"{10 ** (k / per_decade):.4g}") for k in range(first, last + 1)]
+
+
+def sweep(
+    config: RunConfig,
+    lrs: Sequence[float],
+    path: Path,
+    *,
+    num_jobs: int = 0,
+    on_done: Callable[[int], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Sweep:
+    """Run the settings at every learning rate, each in its own folder; finished points are taken as they are.
+
+    Args:
+        config: everything but the learning rate.
+        lrs: the learning rates.
+        path: the folder of the sweep.
+        num_jobs: runs at a time; 0 for one per core.
+        on_done: called with the number of points done.
+        should_stop: asked now and then; what runs is stopped and saved.
+    """
+    if not lrs:
+        raise ValueError("lrs must hold at least one learning rate, got none: widen --low and --high")
+    points = {lr: (dataclasses.replace(config, lr=lr), path / f"lr{lr:g}") for lr in lrs}
+    results = run_many(list(points.values()), num_jobs=num_jobs, on_done=on_done, should_stop=should_stop)
+    found = [result for result in results if result is not None and result["status"] != "stopped"]
+    return Sweep(points=found, is_complete=len(found) == len(lrs))
+
+
+def run_many(
+    jobs: Sequence[tuple[RunConfig, Path]],
+    *,
+    num_jobs: int = 0,
+    on_done: Callable[[int], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[dict[str, Any] | None]:
+    """Run every job in its folder, several at a time; results in the same order, None where it was stopped.
+
+    A folder with a finished run of the same settings is not run again; with other settings it is an error.
+    """
+    results: list[dict[str, Any] | None] = [_finished(config, path) for config, path in jobs]
+    missing = [i for i, result in enumerate(results) if result is None]
+    done = len(jobs) - len(missing)
+    on_done(done)
+    with Pool(num_jobs) as pool:
+        for place, result in pool.run(_run_one, [jobs[i] for i in missing], should_stop=should_stop):
+            results[missing[place]] = result
+            done += 1
+            on_done(done)
+    return results
+
+
+def _finished(config: RunConfig, path: Path) -> dict[str, Any] | None:
+    folder = RunFolder(path)
+    if not folder.result.exists():
+        return None
+    there = folder.read_config()
+    if dataclasses.replace(there, name="") != dataclasses.replace(config, name=""):
+        differing = [
+            field.name
+            for field in dataclasses.fields(config)
+            if field.name != "name" and getattr(there, field.name) != getattr(config, field.name)
+        ]
+        raise ValueError(
+            f"out must be a folder of the same settings, but the run in {str(path)!r} has another "
+            f"{', '.join(differing)}: give another --out"
+        )
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    return None if result["status"] == "stopped" else result
+
+
+def _run_one(config: RunConfig, path: Path) -> dict[str, Any]:
+    """In a worker process. Ctrl-C reaches it too: it stops, and the point is run again another time."""
+    with stop_on_signal() as should_stop, interruptible():
+        task = load_task(config.task, config.task_options)
+        RunFolder(path).remove_run()
+        folder = RunFolder.create(path, config, task_facts(task))
+        return run(config, folder, task=task, should_stop=should_stop).to_json()

@@ -1,0 +1,233 @@
+"""Merge rules: what replicas take from each other at a sync. Settings and pure functions.
+
+The functions run on anything that has arithmetic: floats in the examples, tensors in the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from hdet.checks import require_number, require_number_or_choice
+from hdet.method.signal import auto_temperature, softmax_weights
+
+__all__ = [
+    "BestMerge",
+    "ElasticMerge",
+    "GradientNormMerge",
+    "LateMerge",
+    "LossWeightedMerge",
+    "MeanMerge",
+    "Merge",
+    "OuterMerge",
+    "best_weights",
+    "elastic_step",
+    "inverse_norm_weights",
+    "outer_step",
+]
+
+Array = Any  # a float, or anything with the arithmetic of one
+
+
+# --- the rules ---------------------------------------------------------------------------------------
+
+
+def best_weights(losses: Sequence[float]) -> list[float]:
+    """All weight on the replica with the lowest loss; the first of equal ones.
+
+    >>> best_weights([0.5, 0.2, 0.2])
+    [0.0, 1.0, 0.0]
+    """
+    best = min(range(len(losses)), key=lambda r: losses[r])
+    return [float(r == best) for r in range(len(losses))]
+
+
+def inverse_norm_weights(norms: Sequence[float]) -> list[float]:
+    r"""Weights that fall with the norm of the gradient, so that flat places count more.
+
+    .. math:: w_r = \frac{1 / \lVert g_r \rVert}{\sum_s 1 / \lVert g_s \rVert}
+
+    Replicas without any gradient share all of the weight. Dimlioglu and Choromanska 2024
+    (arXiv:2403.04206), the form for whole models.
+
+    >>> inverse_norm_weights([1.0, 3.0])
+    [0.75, 0.25]
+    >>> inverse_norm_weights([0.0, 3.0])
+    [1.0, 0.0]
+    >>> inverse_norm_weights([math.inf, math.inf])
+    [0.5, 0.5]
+    """
+    if not all(norms) or all(math.isinf(norm) for norm in norms):
+        flat = [float(norm == min(norms)) for norm in norms]
+        return [one / math.fsum(flat) for one in flat]
+    inverse = [1 / norm for norm in norms]
+    return [one / math.fsum(inverse) for one in inverse]
+
+
+def elastic_step(replica: Array, center: Array, *, strength: float, num_replicas: int) -> tuple[Array, Array]:
+    r"""One pull between a replica and the center (EASGD). Returns the replica, and its vote on the center.
+
+    .. math:: x_r' = x_r - \alpha (x_r - \tilde x), \qquad
+              \tilde x' = \tilde x + \beta \Bigl(\frac1N \sum_r x_r - \tilde x\Bigr)
+                        = \frac1N \sum_r \bigl(\tilde x + \beta (x_r - \tilde x)\bigr)
+
+    ``strength`` is :math:`\beta`, and :math:`\alpha = \beta / N`. The new center is the mean of the votes.
+    Zhang et al. 2015 (arXiv:1412.6651), eqs. 3 and 4 and their :math:`\beta = p \alpha`.
+
+    >>> elastic_step(3.0, 1.0, strength=0.5, num_replicas=2)
+    (2.5, 2.0)
+    """
+    apart = replica - center
+    return replica - strength / num_replicas * apart, center + strength * apart
+
+
+def outer_step(
+    anchor: Array, mean: Array, velocity: Array, *, lr: float, momentum: float
+) -> tuple[Array, Array]:
+    r"""One step of Nesterov's method on what a round has changed (DiLoCo). Returns anchor and velocity.
+
+    .. math:: \Delta = a - \frac1N \sum_r x_r, \qquad v' = \mu v + \Delta, \qquad
+              a' = a - \eta\,(\Delta + \mu v')
+
+    ``anchor`` is :math:`a`, what the round began with, ``lr`` is :math:`\eta`, ``momentum`` is
+    :math:`\mu`. It is ``torch.optim.SGD(nesterov=True)`` on the outer gradient :math:`\Delta`. Douillard et
+    al. 2023 (arXiv:2311.08105), algorithm 1. With ``lr=1`` and ``momentum=0`` it is the mean.
+
+    >>> outer_step(1.0, 0.5, 0.0, lr=0.5, momentum=0.5)
+    (0.625, 0.5)
+    """
+    change = anchor - mean
+    velocity = momentum * velocity + change
+    return anchor - lr * (change + momentum * velocity), velocity
+
+
+# --- their settings ----------------------------------------------------------------------------------
+
+
+class Merge:
+    """What all merge rules have in common."""
+
+    compares_losses: ClassVar[bool] = False
+    """Whether it needs a loss of every replica."""
+    compares_gradients: ClassVar[bool] = False
+    """Whether it needs the norm of every replica's last gradient."""
+    stays_apart: ClassVar[bool] = False
+    """Whether replicas still differ after a sync."""
+    has_state: ClassVar[bool] = False
+    """Whether it remembers something from round to round."""
+
+    def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float] | None:
+        """The share of each replica in what they merge into; None for equal shares."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanMerge(Merge):
+    """Every replica takes the mean of all (paper, eq. 3; local SGD, arXiv:1805.09767)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeightedMerge(Merge):
+    """Every replica takes a mean in which a lower loss counts more, by the weights of the paper's eq. 4.
+
+    >>> [round(w, 2) for w in LossWeightedMerge(temperature=1.0).weights([1.0, 2.0], [])]
+    [0.73, 0.27]
+    """
+
+    compares_losses = True
+    temperature: float | Literal["auto"] = "auto"
+    """Softness of the weights; ``"auto"`` is the spread of the losses."""
+
+    def __post_init__(self) -> None:
+        require_number_or_choice("temperature", self.temperature, ("auto",), above=0)
+
+    def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float]:
+        """See :func:`hdet.method.signal.softmax_weights`."""
+        temperature = auto_temperature(losses) if self.temperature == "auto" else self.temperature
+        return softmax_weights(losses, temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestMerge(Merge):
+    """Every replica takes what the one with the lowest loss holds, as in population-based training."""
+
+    compares_losses = True
+
+    def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float]:
+        """See :func:`best_weights`."""
+        return best_weights(losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticMerge(Merge):
+    """Replicas are pulled towards a center that follows them (EASGD); see :func:`elastic_step`.
+
+    They stay apart. Before a save and at the end all take the center. It is one more copy of the parameters.
+    """
+
+    stays_apart = True
+    has_state = True
+    strength: float = 0.9
+    """How far the center moves towards the mean of the replicas at each sync. Each replica moves towards the
+    center by this divided by the number of replicas."""
+
+    def __post_init__(self) -> None:
+        require_number("strength", self.strength, above=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterMerge(Merge):
+    """An optimizer of its own takes the mean change of a round as its gradient (DiLoCo).
+
+    See :func:`outer_step`. It keeps two more copies of the parameters.
+    """
+
+    has_state = True
+    lr: float = 0.7
+    """Of the outer optimizer."""
+    momentum: float = 0.9
+    """Of the outer optimizer, in Nesterov's form."""
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, above=0)
+        require_number("momentum", self.momentum, at_least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNormMerge(Merge):
+    r"""Replicas are pulled towards a mean in which a small gradient counts more (GRAWA).
+
+    .. math:: x_r \leftarrow (1 - \lambda)\, x_r + \lambda \sum_s w_s x_s
+
+    The weights are :func:`inverse_norm_weights`, ``pull`` is :math:`\lambda`. Replicas stay apart until
+    the end or a save. There is one more copy of the parameters.
+    """
+
+    compares_gradients = True
+    stays_apart = True
+    pull: float = 0.5
+    """How far replicas move towards the weighted mean."""
+
+    def __post_init__(self) -> None:
+        require_number("pull", self.pull, above=0, at_most=1)
+
+    def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float]:
+        """See :func:`inverse_norm_weights`."""
+        return inverse_norm_weights(norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateMerge(Merge):
+    """Gradients are shared at first. Then replicas train alone, and at the end their mean is taken (SWAP).
+
+    Gupta et al. 2020 (arXiv:2001.02312). It needs ``total_steps``.
+    """
+
+    stays_apart = True
+    start: float = 0.75
+    """Share of the run after which replicas train alone."""
+
+    def __post_init__(self) -> None:
+        require_number("start", self.start, above=0, below=1)

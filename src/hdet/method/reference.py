@@ -1,0 +1,241 @@
+"""The whole method in one readable loop over replicas in one process (paper, Algorithm 1).
+
+This is the specification. The engines for real processes and for one device are tested against it,
+value by value. It is written for reading, not for speed, and runs on anything that has arithmetic:
+plain floats in the example below, torch tensors in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hdet.method.assign import assign
+from hdet.method.controller import Controller, ControllerState, log_update, paper_update
+from hdet.method.decay import floor_matching, num_controlled_rounds
+from hdet.method.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.method.spread import multiplier_at
+from hdet.method.tail import tail_steps
+
+__all__ = ["Round", "Step", "Trace", "adam", "sgd", "train"]
+
+Array = Any  # a float, or anything with the arithmetic of one
+
+
+class Step(NamedTuple):
+    """What one training step used."""
+
+    bases: list[float]
+    """The shared value of each hyperparameter (parameter group)."""
+    values: list[list[float]]
+    """``values[r][g]``: what replica r used for group g."""
+
+
+class Round(NamedTuple):
+    """What one sync saw and decided."""
+
+    step: int
+    losses: list[float]
+    weights: list[float]
+    signals: list[float]
+    velocities: list[float]
+    bases: list[float]
+    """The base of each group after the sync."""
+
+
+class Trace(NamedTuple):
+    """Everything a run did."""
+
+    steps: list[Step]
+    rounds: list[Round]
+    parameters: list[list[Array]]
+    """``parameters[r][g]`` at the end."""
+
+
+def train(
+    parameters: Sequence[Array],
+    *,
+    gradient: Callable[[list[Array], int, int], tuple[float, list[Array]]],
+    optimizer: Callable[[Array, Array, dict[str, Array], float], Array],
+    schedule: Callable[[int], Sequence[float]],
+    num_replicas: int,
+    spread: float,
+    sync_every: int,
+    total_steps: int,
+    names: Sequence[str],
+    controller: Controller | None = None,
+    floors: Sequence[float] | None = None,
+    assignment: str = "random",
+    seed: int = 0,
+    average_tail: float = 0.0,
+) -> Trace:
+    """Train ``num_replicas`` copies with the method and return the full trace.
+
+    Args:
+        parameters: one array per parameter group, the same for every replica at the start.
+        gradient: ``gradient(parameters, replica, step)`` is the replica's loss and gradient.
+        optimizer: ``optimizer(parameter, gradient, slots, value)`` is the new parameter.
+        schedule: ``schedule(t)`` is the planned base of every group after t steps.
+        num_replicas: number of replicas, N.
+        spread: half-width of the multipliers, alpha.
+        sync_every: steps per round, T.
+        total_steps: steps to train, S.
+        names: one name per parameter group; each has a permutation of its own.
+        controller: settings of the controller, or None to follow the plan.
+        floors: what each base decays to, for ``decay="floor"``.
+        assignment: how replicas are placed in the spreads, see :func:`hdet.method.assign.assign`.
+        seed: of the assignments.
+        average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
+
+    Two replicas on the loss x^2 / 2, one a little faster than the plan and one a little slower:
+
+    >>> trace = train([1.0], gradient=lambda x, r, t: (x[0] ** 2 / 2, [x[0]]), optimizer=sgd(),
+    ...               schedule=lambda t: [0.5], num_replicas=2, spread=0.5, sync_every=1,
+    ...               total_steps=2, names=["lr"])
+    >>> [step.values for step in trace.steps]
+    [[[0.75], [0.25]], [[0.25], [0.75]]]
+    >>> trace.parameters
+    [[0.25], [0.25]]
+    """
+    replicas, groups = range(num_replicas), range(len(names))
+    theta = [list(parameters) for _ in replicas]
+    slots: list[list[dict[str, Array]]] = [[{} for _ in groups] for _ in replicas]
+    control: list[ControllerState | None] = [None for _ in groups]
+    decays = [0.0 for _ in groups]
+    loss_sums = [0.0 for _ in replicas]
+    num_losses = 0
+    round_index = 0
+    tail: list[list[Array]] = []
+    steps: list[Step] = []
+    rounds: list[Round] = []
+
+    def base(group: int, step: int) -> float:
+        state, planned = control[group], schedule(step)[group]
+        if controller is None or state is None:
+            return planned
+        return state.base if controller.form == "paper" else math.exp(state.base) * planned
+
+    for t in range(1, total_steps + 1):
+        # Fan-out: every replica has its own value, all share one gradient (eqs. 1, 2, 9).
+        bases = [base(g, t - 1) for g in groups]
+        places = list(assign(assignment, num_replicas, seed, round_index, names).values())
+        values = [[bases[g] * multiplier_at(places[g][r], spread) for g in groups] for r in replicas]
+        steps.append(Step(bases, values))
+        measured = [gradient(theta[r], r, t) for r in replicas]
+        shared = [sum(measured[r][1][g] for r in replicas) / num_replicas for g in groups]
+        for r in replicas:
+            loss_sums[r] += measured[r][0]
+            for g in groups:
+                theta[r][g] = optimizer(theta[r][g], shared[g], slots[r][g], values[r][g])
+        num_losses += 1
+        if t in tail_steps(total_steps, average_tail):
+            tail.append([sum(theta[r][g] for r in replicas) / num_replicas for g in groups])
+
+        if t % sync_every and t != total_steps:
+            continue
+
+        # Measure.
+        losses = [loss_sum / num_losses for loss_sum in loss_sums]
+        loss_sums, num_losses = [0.0 for _ in replicas], 0
+
+        # Converge (eq. 3).
+        if spread > 0:
+            mean = [sum(theta[r][g] for r in replicas) / num_replicas for g in groups]
+            theta = [list(mean) for _ in replicas]
+
+        # Steer (eqs. 4-8).
+        weights, signals = [1 / num_replicas for _ in replicas], [0.0 for _ in groups]
+        if controller is not None and t % sync_every == 0 and t >= controller.start:
+            if controller.form == "paper":
+                temperature = controller.temperature
+                weights = softmax_weights(
+                    losses, auto_temperature(losses) if temperature == "auto" else temperature
+                )
+            else:
+                signals = joint_signals(places, losses)
+            for g in groups:
+                state = control[g]
+                if controller.form == "paper":
+                    if state is None:  # take over the base where the plan has brought it
+                        state = ControllerState(bases[g])
+                        decays[g] = _decay(controller, bases[g], floors, g, sync_every, total_steps)
+                    signals[g] = weighted_deviation(weights, [values[r][g] for r in replicas])
+                    control[g] = paper_update(
+                        state,
+                        signals[g],
+                        momentum=controller.momentum,
+                        step_size=controller.step_size,
+                        decay=decays[g],
+                    )
+                else:
+                    control[g] = log_update(
+                        state or ControllerState(0.0),
+                        signals[g],
+                        momentum=controller.momentum,
+                        step_size=controller.step_size,
+                        half_width=max(abs(math.log(multiplier_at(x, spread))) for x in places[g]),
+                        max_log_correction=math.log(controller.max_correction),
+                    )
+        velocities = [state.velocity if state else 0.0 for state in control]
+        rounds.append(Round(t, losses, weights, signals, velocities, [base(g, t) for g in groups]))
+
+        # Reassign: the next round draws its own permutations.
+        round_index += 1
+
+    if tail:
+        theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]
+    return Trace(steps, rounds, theta)
+
+
+def _decay(
+    controller: Controller,
+    start: float,
+    floors: Sequence[float] | None,
+    group: int,
+    sync_every: int,
+    total_steps: int,
+) -> float:
+    if controller.decay != "floor":
+        return controller.decay
+    assert floors is not None, "decay='floor' needs floors"
+    num_rounds = num_controlled_rounds(controller.start, sync_every, total_steps)
+    return floor_matching(start, floors[group], num_rounds)
+
+
+def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:
+    """Stochastic gradient descent with torch's conventions: coupled decay, undamped momentum.
+
+    >>> sgd(weight_decay=1.0)(2.0, 1.0, {}, 0.5)
+    0.5
+    """
+
+    def update(parameter: Array, gradient: Array, slots: dict[str, Array], value: float) -> Array:
+        direction = gradient + weight_decay * parameter
+        if momentum:
+            direction = momentum * slots["velocity"] + direction if "velocity" in slots else direction
+            slots["velocity"] = direction
+        return parameter - value * direction
+
+    return update
+
+
+def adam(
+    beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, decoupled_weight_decay: float = 0.0
+) -> Callable[..., Array]:
+    """Adam, and AdamW where ``decoupled_weight_decay`` is above zero.
+
+    >>> round(adam()(1.0, 0.5, {}, 0.1), 6)
+    0.9
+    """
+
+    def update(parameter: Array, gradient: Array, slots: dict[str, Array], value: float) -> Array:
+        step = slots["step"] = slots.get("step", 0) + 1
+        slots["m"] = beta1 * slots.get("m", 0.0) + (1 - beta1) * gradient
+        slots["v"] = beta2 * slots.get("v", 0.0) + (1 - beta2) * gradient * gradient
+        m_hat = slots["m"] / (1 - beta1**step)
+        v_hat = slots["v"] / (1 - beta2**step)
+        decayed = parameter * (1 - value * decoupled_weight_decay)
+        return decayed - value * m_hat / (v_hat**0.5 + epsilon)
+
+    return update

@@ -1,0 +1,1 @@
+"""The search for the learning rate before a run: decisions, the driver, what was found."""

@@ -1,0 +1,382 @@
+r"""The search of :func:`hdet.find_lr`: a ramp, a few short trials, and the user's own number. Pure decisions.
+
+1. *Ramp.* The learning rate grows exponentially while the model trains, from a hundredth of the user's until
+   the loss turns. The weights of the lowest loss are past the first quick gains, which say little of a run.
+2. *Trials.* From those weights, a few learning rates each train through a complete miniature of the
+   schedule and are scored on the same data.
+3. *Answer.* What the trials say is weighed against the user's number, by what each is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hdet.method.shape import one_cycle
+
+__all__ = [
+    "LEAST_STEPS",
+    "Answer",
+    "Lengths",
+    "Ramp",
+    "Trial",
+    "answer",
+    "lengths",
+    "next_ramp",
+    "ramp_factor",
+    "should_lengthen",
+    "should_move",
+    "should_search_again",
+    "soft_minimum",
+    "trial_factors",
+    "trial_shape",
+    "try_out",
+    "weigh",
+]
+
+LEAST_STEPS = 50
+"""A shorter run cannot afford a search."""
+_DECADES_BELOW, _DECADES = 2, 4
+"""The ramp begins a factor of 100 below the user's learning rate, and reaches 100 above it in its length."""
+_LONGEST = 1.5
+"""If nothing has turned by then, the ramp goes on to this many times its length."""
+_WINDOW = 12
+"""The loss of the ramp is averaged over a twelfth of its length, a third of a decade."""
+_LEARNT = 0.1
+"""A loss that has fallen by this share has learnt something. Below it, trials cannot rank learning rates."""
+_TURNED, _WORSE = 0.5, 0.3
+"""The ramp ends when this share of its gain is lost again, or the loss is so much above the first."""
+_SPAN = 30.0
+"""Trials reach from the ramp's best learning rate down to this factor below: what a ramp survives for a few
+steps is two to twelve times too high for a run (nine problems, five starts each)."""
+_NUM_TRIALS, _FEWEST_TRIALS = 8, 4
+"""Trials that are made at the same time, each on its own part of the batch. From six replicas on, each has
+one; fewer split their batches. Where a batch is too small for that, there are fewer, in turns."""
+_MANY_REPLICAS = 6
+_RAMP_STEPS, _TRIAL_STEPS = 40, 40
+"""Lengths in a run of 1000 steps. They grow with the root of its length. A ramp that does not turn goes on
+for half as long again, so that both take 8 to 10 % of 1000, 3.6 to 4.5 % of 5000."""
+_MOST = 0.2
+"""Where nothing has been learnt, trials are repeated at twice the length up to this share of the run."""
+_PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
+"""The user's number is taken to be right within a factor of two, or else within thirty, as one standard
+deviation each, with even odds."""
+_ERROR = 0.6
+"""What the trials say is weighed as if this were its standard deviation, as a logarithm. Shorter trials know
+less: it goes with the root of their length."""
+_BELOW, _ABOVE = 2.2, 10.0
+"""In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
+below and above the answer: trials favour learning rates that lower the loss quickly, which are low."""
+_FARTHEST = 300.0
+"""How far from the user's number an answer can be for this to hold. It was measured with numbers that are
+up to 100 times off, and answers may be a few times off themselves."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Steps of the ramp and of a trial, and how many trials there are."""
+
+    ramp: int
+    trial: int
+    num_turns: int
+    """How many trials are made one after the other in every place."""
+
+    @property
+    def most_ramp_steps(self) -> int:
+        """Where a ramp ends that has not turned."""
+        return round(_LONGEST * self.ramp)
+
+
+def num_parts(num_replicas: int, batch_size: int) -> int:
+    """Into how many parts a replica splits its batch, with a trial on each.
+
+    >>> num_parts(8, 32), num_parts(2, 32), num_parts(1, 32), num_parts(1, 3)
+    (1, 4, 8, 3)
+    """
+    if num_replicas >= _MANY_REPLICAS:
+        return 1
+    return max(1, min(batch_size, -(-_NUM_TRIALS // num_replicas)))
+
+
+def lengths(total_steps: int, num_places: int) -> Lengths:
+    """How long the search is.
+
+    Args:
+        total_steps: length of the run.
+        num_places: how many trials can be made at the same time.
+
+    >>> lengths(1000, 8)
+    Lengths(ramp=40, trial=40, num_turns=1)
+    >>> lengths(4000, 2)
+    Lengths(ramp=80, trial=40, num_turns=2)
+    """
+    scale = math.sqrt(total_steps / 1000)
+    num_turns = max(1, -(-_FEWEST_TRIALS // num_places))
+    return Lengths(
+        ramp=max(12, round(_RAMP_STEPS * scale)),
+        trial=max(5, round(_TRIAL_STEPS * scale / num_turns)),
+        num_turns=num_turns,
+    )
+
+
+def ramp_factor(step: int, num_steps: int) -> float:
+    """The learning rate of a step of the ramp, over the user's.
+
+    >>> [round(ramp_factor(step, 40), 3) for step in (0, 20, 40)]
+    [0.01, 1.0, 100.0]
+    """
+    return 10 ** (_DECADES * step / num_steps - _DECADES_BELOW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ramp:
+    """What the ramp has seen so far."""
+
+    num_steps: int = 0
+    first: float = math.nan
+    """The loss before any training."""
+    mean: float = 0.0
+    weight: float = 0.0
+    """Running sum of losses and of their weights: the mean over the last of them is their ratio."""
+    low: float = math.inf
+    low_step: int = 0
+    """The lowest mean, and the step before which the weights had it."""
+    is_over: bool = False
+
+    @property
+    def has_learnt(self) -> bool:
+        """Whether the loss has fallen enough to tell."""
+        return self.first - self.low > _LEARNT * abs(self.first)
+
+
+def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
+    """Take the loss before a step, always on the same data: batches would add their noise.
+
+    >>> ramp, sizes = Ramp(), lengths(1000, 8)
+    >>> for loss in [4.0] * 10 + [3.0] * 10 + [2.0] * 10 + [50.0]:
+    ...     ramp = next_ramp(ramp, loss, sizes)
+    >>> ramp.is_over, ramp.low_step
+    (True, 29)
+    """
+    decay = 1 - 1 / max(2, sizes.ramp / _WINDOW)
+    is_finite, count = math.isfinite(loss), ramp.num_steps
+    first = loss if count == 0 else ramp.first
+    total = decay * ramp.mean + (1 - decay) * (loss if is_finite else 0.0)
+    weight = decay * ramp.weight + (1 - decay)
+    mean, gain = total / weight, first - ramp.low
+    has_learnt = gain > _LEARNT * abs(first)
+    rise = mean - (ramp.low if has_learnt else first)
+    has_turned = rise > (_TURNED * gain if has_learnt else _WORSE * abs(first))
+    is_low = is_finite and mean < ramp.low
+    return replace(
+        ramp,
+        num_steps=count + 1,
+        first=first,
+        mean=total,
+        weight=weight,
+        low=mean if is_low else ramp.low,
+        low_step=count if is_low else ramp.low_step,
+        is_over=not is_finite or has_turned or count + 1 >= sizes.most_ramp_steps,
+    )
+
+
+def trial_factors(lead: float, count: int) -> list[float]:
+    """Learning rates of the trials, as factors on the user's, below the ramp's best.
+
+    >>> [round(f, 3) for f in trial_factors(3.0, 4)]
+    [0.1, 0.311, 0.965, 3.0]
+    """
+    return [lead * _SPAN ** (i / (count - 1) - 1) for i in range(count)]
+
+
+def trial_shape(step: int, num_steps: int) -> float:
+    """The miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
+    return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate, as a factor on the user's, and how it did."""
+
+    factor: float
+    score: float | None
+    """Loss on common data after the trial; None if it was not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found, as factors on the user's learning rate."""
+
+    factor: float
+    low: float
+    high: float
+    """The best learning rate of a sweep should lie between these in four cases of five."""
+    evidence: float | None
+    """What the trials alone say; None if they say nothing."""
+    reason: str
+    """How it came about, in words."""
+
+
+def try_out(
+    make_trials: Callable[[float, int], list[Trial]],
+    lead: float,
+    *,
+    first_score: float,
+    sizes: Lengths,
+    ramp_steps: int,
+    total_steps: int,
+) -> tuple[Answer, list[Trial], int]:
+    """Make trials until they tell; the answer, the trials that it rests on, and the steps of the search.
+
+    Args:
+        make_trials: makes the trials of ``trial_factors(lead, ...)``, each of so many steps.
+        lead: the factor of the ramp's lowest loss.
+        first_score: the score of the untrained weights.
+        sizes: of the search.
+        ramp_steps: that the ramp took.
+        total_steps: length of the run.
+
+    >>> def best_is_20(lead, num_steps):
+    ...     return [Trial(f, 1 + abs(math.log(f / 20))) for f in trial_factors(lead, 8)]
+    >>> found, trials, num_steps = try_out(
+    ...     best_is_20, 10.0, first_score=9.0, sizes=lengths(1000, 8), ramp_steps=30, total_steps=1000)
+    >>> 10 < found.factor < 25, len(trials), num_steps  # higher ones were tried too
+    (True, 16, 110)
+    """
+    trials: list[Trial] = []
+    num_steps, trial_steps = ramp_steps, sizes.trial
+    while True:
+        trials += make_trials(lead, trial_steps)
+        num_steps += trial_steps * sizes.num_turns
+        if should_move(trials, num_steps, total_steps):
+            lead *= 10
+        elif should_lengthen(trials, first_score, num_steps, total_steps):
+            trials, trial_steps = [], 2 * trial_steps
+        else:
+            break
+    return answer(trials, first_score, lengthened=trial_steps / sizes.trial), trials, num_steps
+
+
+def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
+    """Whether the best trial is the highest, so that higher ones must be tried, and there are steps left."""
+    scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
+    return min(scores)[1] == max(trial.factor for trial in trials) and steps_used < _MOST / 2 * total_steps
+
+
+def should_lengthen(trials: Sequence[Trial], first_score: float, steps_used: int, total_steps: int) -> bool:
+    """Whether nothing has been learnt yet, and trials of twice the length are worth their steps."""
+    return not _has_learnt(trials, first_score) and steps_used < _MOST / 2 * total_steps
+
+
+def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
+    scores = [trial.score for trial in trials if trial.score is not None]
+    return bool(scores) and first_score - min(scores) > _LEARNT * abs(first_score)
+
+
+def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1.0) -> Answer:
+    """Weigh what the trials say against the user's number.
+
+    Args:
+        trials: of the last length.
+        first_score: the score of the untrained weights.
+        lengthened: how many times longer than usual the trials were.
+
+    >>> trials = [Trial(1.0, 2.0), Trial(3.0, 1.5), Trial(9.0, 1.0), Trial(27.0, None)]
+    >>> found = answer(trials, 3.0)
+    >>> 3 < found.factor < found.evidence < 9 < found.high
+    True
+    """
+    points = [(trial.factor, trial.score) for trial in trials if trial.score is not None]
+    error = _ERROR / math.sqrt(lengthened)
+    if len(points) < 2:
+        return _kept("fewer than two trials had a finite loss")
+    values = [score for _, score in points]
+    if max(values) - min(values) <= 1e-4 * max(abs(value) for value in values):
+        return _kept("the loss is the same at every learning rate")
+    if min(values) >= first_score:
+        return _kept("no trial learnt anything")
+    evidence, _ = soft_minimum(points)
+    reason = "trials, weighed against your guess"
+    if not _has_learnt(trials, first_score):
+        error, reason = (
+            2 * error,
+            "trials that learnt little, weighed against your guess",
+        )
+    factor = math.exp(weigh(math.log(evidence), error))
+    return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
+
+
+def should_search_again(asked: float, found: float, trials: Sequence[Sequence[float | None]]) -> bool:
+    """Whether the answer lies where the search could not look well, so that its range means little.
+
+    It is very far from the user's number, or the highest learning rate that was tried did best.
+
+    Args:
+        asked: the user's learning rate.
+        found: the answer.
+        trials: learning rate and score of each. None where the loss was not finite.
+
+    >>> should_search_again(1e-5, 1e-3, [(1e-3, 2.0), (1e-2, 1.5), (1e-1, None)])
+    False
+    >>> should_search_again(1e-7, 1e-3, [(1e-3, 2.0), (1e-2, 1.5), (1e-1, None)])
+    True
+    >>> should_search_again(1e-5, 1e-3, [(1e-4, 2.0), (1e-3, 1.5)])
+    True
+    """
+    if found == asked or not (0 < asked < math.inf and 0 < found < math.inf):
+        return False  # the search could not tell, and says so
+    scored = [(score, lr) for lr, score in trials if lr is not None and score is not None]
+    is_highest = bool(scored) and min(scored)[1] == max(lr for lr, _ in trials if lr is not None)
+    return is_highest or abs(math.log(found / asked)) > math.log(_FARTHEST)
+
+
+def _kept(why: str) -> Answer:
+    reason = f"your guess, because the search could not tell: {why}"
+    band = math.exp(1.28 * _PRIOR_FAR)
+    return Answer(factor=1.0, low=1 / band, high=band, evidence=None, reason=reason)
+
+
+def weigh(evidence: float, error: float) -> float:
+    r"""Mean of the posterior, in log factors on the user's learning rate.
+
+    The prior is an even mixture of two normal distributions around zero, and the evidence is normal:
+
+    .. math:: p(x \mid e) \propto N(e; x, s^2) \sum_k \tfrac12 N(x; 0, \tau_k^2)
+
+    Args:
+        evidence: e, what the trials say.
+        error: s, its standard deviation.
+
+    >>> near, far = weigh(0.5, 0.6), weigh(4.0, 0.6)
+    >>> 0.2 < near < 0.35, 3.8 < far < 4.0
+    (True, True)
+    """
+    weights, means = [], []
+    for tau in (_PRIOR_NEAR, _PRIOR_FAR):
+        total = tau**2 + error**2
+        weights.append(math.exp(-(evidence**2) / (2 * total)) / math.sqrt(total))
+        means.append(evidence * tau**2 / total)
+    return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+
+
+def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
+
+    The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance from the lowest
+    score to that below which a third of them lie: noise moves it little, and a flat valley gives its middle.
+
+    >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
+    >>> round(center, 6), spread > 1
+    (1.0, True)
+    """
+    scores = sorted(s for _, s in points)
+    scale = scores[max(min(1, len(scores) - 1), len(scores) // 3)] - scores[0] or 1.0
+    weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
+    total = math.fsum(weights)
+    logs = [math.log(f) for f, _ in points]
+    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / total
+    variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total
+    # The weighted mean of independent points; an effective number of them carries the weight.
+    effective = total**2 / math.fsum(w * w for w in weights)
+    return math.exp(mean), math.exp(math.sqrt(variance / effective))

@@ -1,0 +1,204 @@
+"""FoundLR: what a search for the learning rate has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdet.errors import HdetError, warn
+from hdet.records import RoundRecord, SearchRecord
+from hdet.search.decisions import Answer, Trial, should_search_again
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["FoundLR", "set_rate"]
+
+_LENGTHS_APART = 2
+"""By which factor the length of a run may differ from that of the search, without a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLR:
+    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
+
+    What ``hdet.jax.find_lr`` found is the same. There the entries are for the learning rates of ``tx``.
+    """
+
+    lr: list[float]
+    """The peak learning rates to train with."""
+    low: list[float]
+    """The lower end of the likely range. See ``high``."""
+    high: list[float]
+    """The upper end. The best learning rate of a sweep should lie in this range in four cases of five."""
+    asked: list[float]
+    """The learning rates that the optimizer had, which is the user's guess."""
+    reason: str
+    """How the answer came about, in words."""
+    ramp: list[tuple[float, float]] = field(repr=False)
+    """Learning rate of the first group that has one, and loss, for each step of the ramp."""
+    trials: list[tuple[float, float | None]] = field(repr=False)
+    """The same with the score, for each trial. None where the loss was not finite."""
+    num_steps: int
+    """How many steps the search took. All trials at the same time count as one."""
+    total_steps: int | None = None
+    """The length of the run that it is for. None in what an earlier version has saved."""
+
+    @classmethod
+    def of(
+        cls,
+        found: Answer,
+        asked: Sequence[float],
+        *,
+        seen: Sequence[tuple[float, float]],
+        trials: Sequence[Trial],
+        num_steps: int,
+        num_bad: int,
+        total_steps: int,
+    ) -> FoundLR:
+        """An answer, which is a factor, in learning rates.
+
+        Args:
+            found: the answer.
+            asked: what the optimizer had.
+            seen: factor and loss for each step of the ramp.
+            trials: the last ones.
+            num_steps: that the search took.
+            num_bad: batches whose loss was not finite.
+            total_steps: length of the run.
+        """
+        reason = found.reason
+        if num_bad:
+            reason += f"; {num_bad} batches whose loss is not finite were left out"
+        shown = next(lr for lr in asked if lr)
+        return cls(
+            lr=[found.factor * lr for lr in asked],
+            low=[found.low * lr for lr in asked],
+            high=[found.high * lr for lr in asked],
+            asked=list(asked),
+            reason=reason,
+            ramp=[(shown * factor, loss) for factor, loss in seen],
+            trials=[(shown * trial.factor, trial.score) for trial in trials],
+            num_steps=num_steps,
+            total_steps=total_steps,
+        )
+
+    @property
+    def expected_loss(self) -> float | None:
+        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
+        first = self.ramp[0][1]
+        best = min((score for _, score in self.trials if score is not None), default=first)
+        return (first + best) / 2 if best < first else None
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the search could not tell, so that your guess stays."""
+        return self.lr == self.asked
+
+    @property
+    def should_search_again(self) -> bool:
+        """Whether a second search, with this answer as the guess, would know more than the range says.
+
+        The answer is more than 300 times off your guess, or the highest trial did best.
+        """
+        first = self._first_group
+        return should_search_again(self.asked[first], self.lr[first], self.trials)
+
+    @property
+    def _first_group(self) -> int:
+        """The first that has a learning rate."""
+        return next(i for i, lr in enumerate(self.asked) if lr)
+
+    def __str__(self) -> str:
+        def shown(values: Sequence[float]) -> str:
+            return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))
+
+        sureness = f"The best one is probably between {shown(self.low)} and {shown(self.high)} (80 %). "
+        if self.is_guess:
+            sureness = ""  # the reason says it
+        elif self.should_search_again:
+            sureness = "The search went to its limits. To be sure, search again with this one as your guess. "
+        return (
+            f"learning rate {shown(self.lr)} (your guess was {shown(self.asked)}). {sureness}"
+            f"It comes from {self.reason}. The search took {self.num_steps} steps."
+        )
+
+    def warn_of_other_length(self, total_steps: int) -> None:
+        """Warn where a run is much longer or shorter than the one that this was searched for."""
+        planned = self.total_steps or total_steps
+        if max(total_steps, planned) > _LENGTHS_APART * min(total_steps, planned):
+            warn(
+                f"found is for a run of {planned} steps, but total_steps is {total_steps}. A run of another "
+                f"length needs another learning rate: call find_lr with total_steps={total_steps}"
+            )
+
+    def to_record(self, num_replicas: int) -> RoundRecord:
+        """The record that goes before those of the run, of the first group that has a learning rate."""
+        first = self._first_group
+        search = SearchRecord(
+            asked=self.asked[first],
+            found=self.lr[first],
+            low=self.low[first],
+            high=self.high[first],
+            reason=self.reason,
+            num_steps=self.num_steps,
+            ramp=[list(pair) for pair in self.ramp if math.isfinite(pair[1])],
+            trials=[list(pair) for pair in self.trials],
+        )
+        return RoundRecord(round=0, step=0, num_replicas=num_replicas, ends_round=False, search=search)
+
+    def write(self, optimizer: Optimizer) -> None:
+        """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
+        from hdet.replicas.wrapped import plain_optimizer  # imports torch, which hdet.jax does without
+
+        optimizer = plain_optimizer(optimizer)
+        if len(optimizer.param_groups) != len(self.lr):
+            raise ValueError(
+                f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
+                f"{len(optimizer.param_groups)}: search with the optimizer that trains"
+            )
+        for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
+            set_rate(group, lr)
+            for name in ("initial_lr", "max_lr"):
+                if name in group:
+                    group[name] = lr
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the ramp, the trials, the answer and the likely range. This needs matplotlib.
+
+        Args:
+            path: where to save the picture; None to return the figure only.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise HdetError("plot needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        axes.axvspan(self.low[0], self.high[0], alpha=0.15, label="likely")
+        axes.plot(*zip(*self.ramp, strict=True), color="0.6", label="ramp")
+        trials = [trial for trial in self.trials if trial[1] is not None]
+        if trials:
+            axes.plot(*zip(*trials, strict=True), "o-", label="trials")
+        axes.axvline(self.lr[0], color="black", label=f"found: {self.lr[0]:.3g}")
+        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"asked for: {self.asked[0]:.3g}")
+        losses = [loss for _, loss in [*self.ramp, *trials] if loss is not None and math.isfinite(loss)]
+        first = self.ramp[0][1]
+        margin = 0.1 * (first - min(losses)) or 1.0
+        axes.set_ylim(min(losses) - margin, first + 3 * margin)
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Write a learning rate into a parameter group, in place where it is a tensor."""
+    if hasattr(group["lr"], "fill_"):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr

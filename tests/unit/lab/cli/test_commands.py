@@ -1,0 +1,378 @@
+"""The command line as its users meet it: exit codes, what is on stdout and what on stderr, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from hdet.lab.cli.app import app
+
+QUICK = ["--task", "quadratic", "--steps", "60", "--sync-every", "10", "--replicas", "2", "--lr", "0.05"]
+
+
+@pytest.fixture
+def hdet(tmp_path, monkeypatch):
+    """Runs a command in this process, in the test's own folder; returns stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments, expect=0):
+        result = CliRunner().invoke(app, arguments, prog_name="hdet", catch_exceptions=False)
+        assert result.exit_code == expect, result.output
+        return result.stdout, result.stderr
+
+    return call
+
+
+def start(command, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_run_writes_a_folder_and_a_report_and_says_where(hdet, tmp_path):
+    out, err = hdet("run", *QUICK)
+    folder = tmp_path / "runs" / "quadratic-lr0.05-seed0"
+    assert {p.name for p in folder.iterdir()} == {
+        "checkpoints",
+        "config.json",
+        "environment.json",
+        "evaluations.jsonl",
+        "records.jsonl",
+        "report.html",
+        "result.json",
+    }
+    assert "report: runs/quadratic-lr0.05-seed0/report.html" in out
+    assert "finished" in out
+    assert "\x1b" not in out + err  # no colours and no progress bar in a pipe
+    again, _ = hdet("run", *QUICK)
+    assert "runs/quadratic-lr0.05-seed0-2/report.html" in again  # nothing is overwritten
+
+
+def test_json_is_one_object_on_stdout(hdet, tmp_path):
+    out, err = hdet("run", *QUICK, "--json", "--out", "here")
+    result = json.loads(out)
+    assert {"final_loss", "metrics", "found_lr", "base_lr", "steps", "seconds", "run_dir"} <= set(result)
+    assert (result["status"], result["steps"], result["run_dir"]) == ("finished", 60, "here")
+    assert "report:" in err
+    out, err = hdet("run", *QUICK, "--json", "--quiet", "--out", "there")
+    assert (json.loads(out)["final_loss"], err) == (result["final_loss"], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "average_tail", "anneal_to"),
+    [
+        ([], 0.075, 0.15),
+        (["--controller", "none"], 0.0, 0.0),
+        (["--average-tail", "0"], 0.0, 0.0),
+        (["--controller", "none", "--average-tail", "0.2", "--anneal-to", "0.5"], 0.2, 0.5),
+    ],
+)
+def test_the_tail_is_averaged_with_the_guard(hdet, tmp_path, arguments, average_tail, anneal_to):
+    hdet("run", *QUICK, *arguments, "--out", "here")
+    config = json.loads((tmp_path / "here/config.json").read_text())
+    assert (config["average_tail"], config["anneal_to"]) == (average_tail, anneal_to)
+    last = json.loads((tmp_path / "here/records.jsonl").read_text().splitlines()[-1])
+    assert last["num_averaged_steps"] == round(60 * average_tail)
+    rates = [lr for trace in last["base_trace"].values() for lr in trace]
+    assert min(rates) / 0.05 >= 0.9 * anneal_to
+
+
+def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
+    for arguments, message in (
+        (["--lr", "-1"], "lr must be a number above 0, got -1.0"),
+        (["--task", "nope"], "task must be one of feed, charlm, digits, quadratic or path/to/file.py:MyTask"),
+        (["--explore", "colour=1"], "explore must be one of"),
+        (["--option", "depth=3"], "option 'depth' is not known to task 'quadratic'"),
+        (["--explore", "momentum"], "--explore must be NAME=VALUE, got 'momentum'"),
+        (
+            ["--explore", "lr=.2"],
+            "another hyperparameter than the learning rate, got lr=0.2: write --spread 0.2",
+        ),
+        (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
+        (["--explore", "weight_decay=.5", "--controller", "paper"], "controller must be log, guard or none"),
+        (["--find", "--steps", "40"], "steps must be at least 50 to find the learning rate, got 40"),
+    ):
+        out, err = hdet("run", *QUICK, *arguments, expect=2)
+        assert message in err
+        assert "Traceback" not in err
+        assert not out
+        assert not list(tmp_path.iterdir())  # nothing was changed
+    _, err = hdet("resume", "nowhere", expect=2)
+    assert "must be the folder of a run" in err
+    _, err = hdet("sweep", "--task", "quadratic", "--lrs", "abc", expect=2)
+    assert "--lrs must be numbers with commas between them, got 'abc'" in err
+    for arguments, message in (
+        (["--low", "0"], "--low must be a number above 0, got 0.0"),
+        (["--low", "1", "--high", "0"], "--high must be a number of at least 1, got 0.0"),
+        (["--per-decade", "0"], "--per-decade must be an integer of at least 1, got 0"),
+    ):
+        _, err = hdet("sweep", "--task", "quadratic", *arguments, expect=2)
+        assert message in err
+    _, err = hdet("report", "nowhere", expect=2)
+    assert "nowhere" in err
+
+
+def test_replicas_that_do_not_fit_into_memory_are_refused(hdet, tmp_path):
+    for more in ([], ["--find"], ["--optimizer", "sgd"]):
+        _, err = hdet("run", *QUICK, "--option", "size=1000000", "--replicas", "100000", *more, expect=2)
+        size = 800 if "sgd" in more else 1.2e3
+        assert "replicas must fit into memory, got 100000: their parameters and the moments of" in err
+        assert f"take about {size:.3g} GB, and there are" in err
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_diverges_exits_with_one_and_is_never_silent(hdet, tmp_path):
+    arguments = ["--optimizer", "sgd", "--lr", "1e9"]
+    out, _ = hdet("run", *QUICK, *arguments, "--json", expect=1)
+    assert json.loads(out)["status"] == "failed"
+    out, err = hdet("run", *QUICK, *arguments, "--quiet", expect=1)
+    assert (out, err[:22]) == ("", "hdet: training failed:")
+
+
+def test_a_run_that_ends_above_its_start_exits_with_three(hdet, tmp_path):
+    arguments = ["--optimizer", "sgd", "--lr", "2.3", "--momentum", "0", "--no-find", "--anneal", "none"]
+    arguments += ["--controller", "none", "--out", "up"]
+    out, err = hdet("run", *QUICK, *arguments, "--json", expect=3)
+    assert json.loads(out)["status"] == "diverged"
+    assert "hdet: training diverged: the held-out loss was" in err
+    out, _ = hdet("resume", "up", expect=3)
+    assert "has diverged: there is nothing to go on with" in out
+    assert "The run diverged after 60 steps" in (tmp_path / "up/report.html").read_text()
+
+
+def stopped(hdet, tmp_path):
+    """The folder of a run that has two checkpoints and no result."""
+    hdet("run", *QUICK, "--out", "here")
+    (tmp_path / "here/result.json").unlink()
+    return sorted((tmp_path / "here/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("damage", [b"", b"foreign", None], ids=["empty", "foreign", "cut"])
+def test_resume_falls_back_or_says_what_is_wrong(hdet, tmp_path, damage):
+    older, newer = stopped(hdet, tmp_path)
+    newer.write_bytes(newer.read_bytes()[:99] if damage is None else damage)
+    out, _ = hdet("resume", "here")
+    assert "step-000060.pt is broken (it" in out
+    assert f"going on from {older.name}" in out
+    assert "finished" in out
+    for file in stopped_again(tmp_path):
+        file.write_bytes(b"")
+    out, err = hdet("resume", "here", expect=2)
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert err.startswith("hdet: ")
+    assert err.count("is broken (it is empty)") == 2
+
+
+def stopped_again(tmp_path):
+    (tmp_path / "here/result.json").unlink()
+    return sorted((tmp_path / "here/checkpoints").iterdir())
+
+
+def test_resume_refuses_an_edited_config(hdet, tmp_path):
+    stopped(hdet, tmp_path)
+    path = tmp_path / "here/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"optimizer": "sgd", "seed": 5}))
+    _, err = hdet("resume", "here", expect=2)
+    assert "these differ: optimizer ('adamw' before, 'sgd' now), seed (0 before, 5 now)" in err
+    path.write_text(json.dumps(config | {"replicas": 3}))
+    out, _ = hdet("resume", "here")
+    assert "2 replicas before, 3 now" in out
+    for text in ("[]", "nothing", json.dumps(config | {"steps": -1})):
+        path.write_text(text)
+        _, err = hdet("resume", "here", expect=2)
+        assert len(err.splitlines()) == 1
+
+
+def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):
+    hdet("run", *QUICK, "--out", "kept")
+    before = contents(tmp_path / "kept")
+    for arguments in (
+        ["--find", "--steps", "40"],
+        ["--explore", "weight_decay=3", "--weight-decay", "0.1"],
+        ["--device", "no"],
+    ):
+        hdet("run", *QUICK, *arguments, "--out", "kept", "--overwrite", expect=2)
+        hdet("run", *QUICK, *arguments, "--out", "other", expect=2)
+    assert contents(tmp_path / "kept") == before
+    assert not (tmp_path / "other").exists()
+    out, _ = hdet("resume", "kept")
+    assert "has finished" in out
+    assert contents(tmp_path / "kept") == before
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_saves_and_resume_ends_where_the_whole_run_does(hdet, tmp_path):
+    arguments = [*QUICK, "--steps", "2000", "--json"]
+    whole, _ = hdet("run", *arguments, "--out", "whole")
+    process = start(["hdet", "run", *arguments, "--out", "parts"], tmp_path)
+    while not list((tmp_path / "parts").glob("checkpoints/*.pt")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert json.loads(out)["status"] == "stopped"
+    assert "go on with: hdet resume parts" in err
+    resumed, _ = hdet("resume", "parts", "--json")
+    assert json.loads(resumed)["final_loss"] == json.loads(whole)["final_loss"]
+
+
+def wait_for(process, stream, words):
+    """Read what a process says until these words come."""
+    said = ""
+    while words not in said:
+        line = stream.readline()
+        assert line, process.stderr.read()
+        said += line
+    return said
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("engine", ["virtual", "torchrun"])
+def test_ctrl_c_during_the_search_leaves_nothing(tmp_path, engine):
+    command = ["hdet", "run", "--task", "feed", "--steps", "20000", "--replicas", "2", "--engine", engine]
+    process = start([*command, "--out", "here", "--track", "tensorboard"], tmp_path)
+    wait_for(process, process.stdout, "searching for the learning rate ...")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "stopped while searching for the learning rate: nothing was trained" in out
+    assert "Traceback" not in out + err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_under_torchrun_saves_without_a_traceback(hdet, tmp_path):
+    arguments = [*QUICK, "--steps", "100000", "--no-find", "--engine", "torchrun", "--evaluate-every", "100"]
+    process = start(["hdet", "run", *arguments, "--out", "parts", "--json"], tmp_path)
+    while not list((tmp_path / "parts").glob("checkpoints/*.pt")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert json.loads(out)["status"] == "stopped"
+    assert "Traceback" not in out + err
+    assert "go on with: hdet resume parts" in err
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_engine_and_torchrun_itself_give_the_same(hdet, tmp_path):
+    arguments = [*QUICK, "--json"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hdet"]
+    outputs = []
+    for command in (
+        ["hdet", "run", *arguments, "--engine", "torchrun", "--out", "ours"],
+        [*torchrun, "run", *arguments],
+    ):
+        process = start(command, tmp_path)
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, out + err
+        outputs.append(out)
+    one, two = map(json.loads, outputs)
+    assert one["final_loss"] == two["final_loss"]
+    virtual, _ = hdet("run", *arguments, "--out", "virtual")
+    assert one["final_loss"] == pytest.approx(json.loads(virtual)["final_loss"], rel=1e-5)
+    assert (tmp_path / two["run_dir"] / "report.html").exists()
+
+
+def test_sweep_and_report_compare_runs(hdet, tmp_path):
+    sweep = ["sweep", "--task", "quadratic", "--steps", "40", "--lrs", "0.001,0.03,1", "--out", "s"]
+    out, _ = hdet(*sweep, "--json")
+    result = json.loads(out)
+    assert [p["base_lr"] for p in result["points"]] == [0.001, 0.03, 1.0]
+    assert result["best"] == min(result["points"], key=lambda p: p["final_loss"])
+    out, _ = hdet(*sweep)
+    assert "← best" in out
+    records = tmp_path / "s" / "lr1" / "records.jsonl"
+    records.write_text(records.read_text() + '{"round": 99, "ste')
+    out, _ = hdet("report", "s/lr1", "s/lr0.03", "--out", "both.html", "--json")
+    assert json.loads(out)["notes"]["lr1"]
+    assert (tmp_path / "both.html").stat().st_size < 6_000_000
+    (tmp_path / "s" / "comparison.html").unlink()
+    out, _ = hdet("report", "s")  # the page of a sweep again
+    assert "report: s/comparison.html" in out and (tmp_path / "s" / "comparison.html").exists()
+
+
+def test_a_run_can_be_watched_while_it_trains(hdet, tmp_path, monkeypatch):
+    pages = []
+
+    def build(runs, out, *, refresh_seconds=0):
+        pages.append((runs[0].status, refresh_seconds))
+        return out
+
+    monkeypatch.setattr("hdet.lab.page.live.build_report", build)
+    out, _ = hdet("run", *QUICK, "--live", "--out", "live")
+    assert "watch: live/report.html" in out and (tmp_path / "live" / "report.html").exists()
+    assert set(pages[:-1]) == {("unfinished", 5.0)} and pages[-1] == ("finished", 0)
+    (tmp_path / "live" / "result.json").unlink()
+    pages.clear()
+
+    def end(seconds):
+        (tmp_path / "live" / "result.json").write_text('{"status": "finished"}')
+
+    monkeypatch.setattr("hdet.lab.page.live.time.sleep", end)
+    out, _ = hdet("report", "live", "--live")
+    assert "watch: live/report.html" in out and pages == [("unfinished", 5.0), ("finished", 0)]
+
+
+def test_trackers_can_be_named(hdet, tmp_path):
+    hdet("run", *QUICK, "--track", "tensorboard", "--out", "t")
+    assert list((tmp_path / "t" / "tensorboard").iterdir())
+
+
+def test_plan_predicts_and_explains(hdet, tmp_path):
+    arguments = ["--parameters", "125M", "--replicas", "8", "--step-seconds", "0.5", "--bandwidth", "25"]
+    averaged = [*arguments, "--spread", "0.1", "--sync-every", "1000"]
+    out, _ = hdet("plan", *averaged, "--json")
+    assert json.loads(out)["links"][0]["overhead_percent"] == pytest.approx(0.114, abs=0.001)
+    out, _ = hdet("plan", *arguments, "--json")
+    answer = json.loads(out)
+    assert answer["links"][0]["bytes_per_sync"] == 80 * 7
+    assert answer["memory"]["guard"] == 3 * answer["memory"]["tail"] == 3 * 500_000_000 / 8
+    assert answer["search"]["most_steps"] == 315
+    out, _ = hdet("plan", *arguments)
+    assert "tail: mean of the last steps" in out and "The search" in out
+    _, err = hdet("plan", *arguments[2:], "--parameters", "lots", expect=2)
+    assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
+    _, err = hdet("plan", *arguments[2:], expect=2)
+    assert "give either --parameters or --model" in err
+
+
+def test_plan_takes_a_model_without_building_it(hdet, tmp_path):
+    code = (
+        "import torch\n\n\ndef build():\n    return torch.nn.Linear(100_000, 100_000, dtype=torch.bfloat16)\n"
+    )
+    (tmp_path / "big.py").write_text(code)  # 20 GB, if it were built
+    out, _ = hdet("plan", "--model", f"{tmp_path}/big.py:build", "--replicas", "4", "--json")
+    answer = json.loads(out)
+    assert answer["parameters"] == 10**10 + 10**5
+    assert answer["memory"]["parameters"] == 2 * answer["parameters"]
+    _, err = hdet("plan", "--model", f"{tmp_path}/big.py:other", "--replicas", "4", expect=2)
+    assert "model must name a function" in err
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])
+def test_help_teaches(command, hdet, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out, _ = hdet(command, "--help")
+    assert "Usage: hdet" in out
+    assert "\x1b" not in out

@@ -1,0 +1,347 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.lab.page import Evaluation, Run, read_run
+from hdet.lab.page.chart import Chart, Pool, line
+from hdet.lab.page.compare import comparison_charts, comparison_table, metric_charts
+from hdet.lab.page.schedules import rate_charts
+from hdet.lab.page.search import search_charts
+from hdet.lab.page.series import (
+    across_spread,
+    base_series,
+    by_slot,
+    differences_from_mean,
+    fan_limits,
+    plan_series,
+    thin,
+)
+from hdet.lab.page.steering import controller_charts, hyperparameter_charts
+from hdet.lab.page.training import health_charts, loss_charts, training_charts
+from hdet.records import RoundRecord
+from tests.helpers.runs import real_records, write_run
+
+
+def record(step: int = 10, **more: Any) -> RoundRecord:
+    return RoundRecord(round=0, step=step, num_replicas=2, **more)
+
+
+def run(*records: RoundRecord, **more: Any) -> Run:
+    return Run(path=Path("a"), name="a", records=list(records), **more)
+
+
+def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
+    parts = (
+        rate_charts,
+        loss_charts,
+        training_charts,
+        hyperparameter_charts,
+        controller_charts,
+        health_charts,
+    )
+    return [*search_charts(one), *(chart for part in parts for chart in part(one, max_points))]
+
+
+def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+    column: list[float | None] = [math.sin(i / 50) for i in range(10_000)]
+    column[4321], column[77] = 9.0, None
+    kept = thin([column, [0.0] * 10_000], 100)
+    assert len(kept) <= 100 and kept[0] == 0 and kept[-1] == 9999 and 4321 in kept
+
+
+def test_thinning_survives_gaps() -> None:
+    assert thin([[None] * 100], 10) and thin([], 10) == [] and thin([[math.nan] * 50, [math.inf] * 50], 10)
+
+
+def test_the_base_has_a_point_per_step() -> None:
+    one = run(
+        record(3, num_steps=3, base_trace={"lr": [1.0, 2.0, 3.0]}),
+        record(6, num_steps=3, base_trace={"lr": [4.0]}),
+    )
+    assert base_series(one, "lr") == ([1, 2, 3, 4, 6], [1.0, 2.0, 3.0, 4.0, 4.0])
+    assert base_series(run(record(3, base={"lr": 5.0})), "lr") == ([3], [5.0])
+
+
+def test_places_follow_positions_not_replicas() -> None:
+    records = [
+        record(1, losses=[1.0, 2.0], positions={"lr": [1.0, -1.0]}),
+        record(2, losses=[3.0, None], positions={"lr": [-1.0, 1.0]}),
+        record(3, losses=[5.0, 6.0]),
+    ]
+    low, high = by_slot(records, "losses", "lr")
+    assert low == (-1.0, [2.0, 3.0, None], [1, 0, None]) and high.values == [1.0, None, None]
+
+
+@pytest.mark.parametrize(("values", "low", "high"), [([0.5, 1.5], 0.5, 1.5), ([1.0, 1.0], 1.0, 1.0)])
+def test_the_fan_is_the_base_times_the_factors(values: list[float], low: float, high: float) -> None:
+    one = run(
+        record(1, num_steps=1, base_trace={"lr": [1.0]}, multipliers={"lr": values}, values={"lr": values})
+    )
+    assert fan_limits(one, "lr") == ([1], [low], [high])
+
+
+def test_the_fan_of_a_momentum_is_one_of_its_complement() -> None:
+    one = run(
+        record(
+            1, num_steps=1, base_trace={"m": [0.9]}, multipliers={"m": [0.5, 1.5]}, values={"m": [0.95, 0.85]}
+        )
+    )  # fmt: skip
+    _, low, high = fan_limits(one, "m")
+    assert (low[0], high[0]) == pytest.approx((0.85, 0.95))
+
+
+def test_the_plan_is_the_base_without_the_correction() -> None:
+    more = {"num_steps": 2, "correction": {"lr": 2.0}}
+    first = record(2, base_trace={"lr": [1.0, 2.0], "lr[1]": [5.0]}, base={"lr": 6.0}, **more)
+    second = record(4, base_trace={"lr": [6.0, 8.0], "lr[1]": [10.0]}, base={"lr": 9.0}, **more)
+    assert plan_series(run(first, second), "lr") == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
+    assert plan_series(run(first, second), "lr[1]") == ([1, 2, 3, 4], [5.0, 5.0, 5.0, 5.0])
+    held = run(first, second, config={"controller": "paper"})
+    assert plan_series(held, "lr") == ([1, 2, 2, 4], [1.0, 2.0, 3.0, 4.5])
+    assert plan_series(run(record(base={"lr": 3.0}, correction={"lr": 1.0})), "lr") == ([], [])
+
+
+def test_the_plan_of_a_run_that_the_guard_lowered_has_the_peak_that_was_found(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "run", controller="guard"))
+    planned, used = (dict(zip(*f(one, "lr.head"), strict=True)) for f in (plan_series, base_series))
+    assert one.search is not None and max(planned.values()) == pytest.approx(one.search.found)
+    assert planned[160] == used[160] and planned[161] == pytest.approx(3 * used[161])
+
+
+def rates(one: Run) -> Chart:
+    (chart,) = rate_charts(one, 2000)
+    return chart
+
+
+def test_the_learning_rate_is_drawn_as_planned_and_as_used(tmp_path: Path) -> None:
+    chart = rates(read_run(write_run(tmp_path / "run", controller="guard")))
+    planned, used, brakes = chart.traces
+    assert [trace["name"] for trace in chart.traces] == [
+        "planned", "learning rate", "guard went back",
+    ]  # fmt: skip
+    assert len(planned["x"]) == len(used["x"]) == 300 and brakes["x"] == [160]
+    assert brakes["y"] == [used["y"][159]] and "guard went back" in chart.caption
+
+
+def test_equal_learning_rates_share_a_line() -> None:
+    def traced(**rates: float) -> Run:
+        names = {f"lr.{name}": [value] for name, value in rates.items()}
+        return run(record(2, num_steps=2, base_trace=names))
+
+    equal = rates(traced(embedding=0.1, non_embedding=0.1))
+    assert [t["name"] for t in equal.traces] == ["learning rate"] and equal.is_log is False
+    assert equal.caption == "Every step used the learning rate that was planned."
+    parted = rates(traced(embedding=0.1, head=0.1, bias=0.001))
+    assert [t["name"] for t in parted.traces] == ["lr.embedding, lr.head", "lr.bias"] and parted.is_log
+
+
+@pytest.mark.parametrize(("loss", "is_log"), [(4.0, False), (6.0, True)])
+def test_a_loss_that_jumped_does_not_flatten_the_others(loss: float, is_log: bool) -> None:
+    (chart,) = loss_charts(run(record(losses=[loss, None]), evaluations=[Evaluation(10, 1.0)]), 2000)
+    assert chart.is_log is is_log
+
+
+def test_a_held_out_loss_that_jumped_does_not_flatten_the_others() -> None:
+    found = [Evaluation(i, loss) for i, loss in enumerate((2.0, 1.0, 50.0, 1.0, 0.9))]
+    (chart,) = loss_charts(run(evaluations=found), 2000)
+    assert chart.is_log
+    (chart,) = loss_charts(run(evaluations=[e for e in found if e.loss != 50.0]), 2000)
+    assert not chart.is_log
+
+
+def test_equal_plans_share_a_line() -> None:
+    def traced(*plans: float) -> Run:
+        names = [f"lr.{i}" for i in range(len(plans))]
+        first = {name: [plan] for name, plan in zip(names, plans, strict=True)}
+        factors = {name: 2.0 + i for i, name in enumerate(names)}
+        second = {name: [plan * factors[name]] for name, plan in zip(names, plans, strict=True)}
+        return run(
+            record(1, num_steps=1, base_trace=first, correction=factors),
+            record(2, num_steps=1, base_trace=second, correction=factors),
+        )
+
+    names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.1)).traces]
+    assert names == ["planned", "lr.0", "lr.1", "lr.2"]
+    names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.2)).traces]
+    assert names == ["lr.0, lr.1, planned", "lr.2, planned", "lr.0", "lr.1", "lr.2"]
+
+
+def test_without_a_spread_there_is_one_training_loss() -> None:
+    records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
+    (chart,) = loss_charts(run(*records), 2000)
+    assert [(t["name"], t["y"]) for t in chart.traces] == [("training loss", [1.5, 1.5])]
+    assert list(training_charts(run(*records), 2000)) == []
+
+
+@pytest.mark.parametrize(("signal", "compares"), [({"lr": 0.1}, True), ({}, False)])
+def test_only_a_controller_that_compares_is_said_to(signal: dict[str, float], compares: bool) -> None:
+    charts = training_charts(run(record(probes=[1.0, 2.0], signal=signal)), 2000)
+    (probe,) = (chart for chart in charts if chart.title == "Probe")
+    assert ("The controller compares" in probe.caption) is compares
+
+
+def test_the_last_sync_has_a_tick() -> None:
+    timed = [record(7 * i, milliseconds={"measure": 1.0}) for i in range(1, 41)]
+    (chart,) = health_charts(run(*timed), 2000)
+    ticks = chart.layout["xaxis"]["tickvals"]
+    assert (ticks[0], ticks[-1], len(ticks)) == (7, 280, 6) and set(ticks) <= set(chart.traces[0]["x"])
+
+
+def test_losses_across_the_spread() -> None:
+    spread = {"positions": {"lr": [-1.0, 1.0]}, "multipliers": {"lr": [0.9, 1.1]}}
+    records = [record(i, losses=[1.0 + i, 3.0 + i], **spread) for i in range(4)]
+    records.append(record(9, losses=[0.0, 100.0], excluded={1: "outlier"}, **spread))
+    low, high = across_spread(records, differences_from_mean(records), "lr")
+    assert low == pytest.approx((0.9, -1.0, 0.0, 4)) and high == pytest.approx((1.1, 1.0, 0.0, 4))
+
+
+COMPARED = [
+    "Learning rate over the run", "Loss", "Losses of the replicas", "Metric: mean error",
+    "Metric: explained variance", "Probe",
+    "Values and their spread", "Schedule: weight_decay", "Correction", "Signal and velocity: lr",
+    "Signal and velocity: weight_decay", "Loss across the spread", "Cost of the syncs", "Replicas left out",
+]  # fmt: skip
+GUARDED = [
+    "Search for the learning rate", "Learning rate over the run", "Loss", "Metric: mean error",
+    "Metric: explained variance", "Cost of the syncs", "Replicas left out",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("controller", "titles"), [("log", COMPARED), ("guard", GUARDED)])
+def test_charts_of_a_real_run(tmp_path: Path, controller: str, titles: list[str]) -> None:
+    one = read_run(write_run(tmp_path / "run", controller=controller, excludes=True))
+    assert [chart.title for chart in all_charts(one)] == titles
+    for chart in all_charts(one):
+        assert chart.caption and (chart.traces or chart.choices), chart.title
+        json.dumps(Pool().add(chart), allow_nan=False)
+
+
+def test_weights_are_drawn_where_they_differ(tmp_path: Path) -> None:
+    records, _ = real_records("paper", 8)
+    titles = [chart.title for chart in all_charts(run(*records, config={"controller": "paper"}))]
+    assert "Weights of the replicas" in titles and "Correction" not in titles
+
+
+def test_an_empty_run_has_no_charts() -> None:
+    assert all_charts(run()) == []
+    assert all_charts(run(record())) == []
+
+
+def test_base_values_of_the_charts_are_those_of_the_records() -> None:
+    records, _ = real_records()
+    chart = next(c for c in all_charts(run(*records)) if c.title == "Values and their spread")
+    base = next(t for t in chart.choices[0].traces if t["name"] == "base")
+    assert base["x"] == list(range(1, 301))
+    assert base["y"] == [v for r in records for v in r.base_trace["lr.embedding"]]
+
+
+def test_records_that_only_look_right_do_no_harm() -> None:
+    huge, nan = 1e308, math.nan
+    odd = [
+        record(1, losses=[huge, huge, huge], probes=[nan], weights=[0.1, nan, 0.3], milliseconds={"x": huge}),
+        record(2, losses=[nan, None], positions={"lr": [nan, 1.0]}, multipliers={"lr": [0.0, huge]}),
+        record(
+            3, losses=[], values={"lr": []}, base={"lr": nan}, correction={"lr": 0.0}, signal={"lr": math.inf}
+        ),
+        record(
+            4, base_trace={"lr": [1.0] * 5}, num_steps=2**40, multipliers={"lr": [1.0]}, excluded={99: "why"}
+        ),
+        RoundRecord(round=0, step=5, num_replicas=10**12, velocity={"": 1.0}, base={"": 1.0, ".": 2.0}),
+    ]
+    for chart in [*all_charts(run(*odd)), *comparison_charts([run(*odd)] * 2, 100)]:
+        json.dumps(Pool().add(chart), allow_nan=False)
+
+
+def test_many_replicas_are_drawn_as_a_band_and_some_lines() -> None:
+    places = [-1 + r / 31.5 for r in range(64)]
+    spread = {"positions": {"lr": places}, "multipliers": {"lr": [1 + p / 9 for p in places]}}
+    _, chart, *_ = all_charts(run(*(record(i, losses=places, **spread) for i in range(1, 4))))
+    names = [trace["name"] for trace in chart.choices[0].traces]
+    assert len(names) == 2 + 16 + 1 and names[-1] == "training loss of the replicas (16 of 64)"
+    assert "training loss, position -1.00" in names and "training loss, position +1.00" in names
+
+
+def test_what_plotly_would_take_for_markup_is_neutral() -> None:
+    chart = Chart(
+        title="", caption="", traces=[line([1], [2], "<b>&x</b>", "--accent")], y_title="<a href=x>"
+    )
+    pool = Pool()
+    data = pool.add(chart)
+    assert json.loads(pool.texts[data["traces"][0]["name"]["pool"]]) == "&lt;b&gt;&amp;x&lt;/b&gt;"
+    assert data["y_title"] == "&lt;a href=x&gt;"
+
+
+def test_shared_numbers_are_written_once() -> None:
+    x = [float(i) for i in range(50)]
+    pool = Pool()
+    data = pool.add(
+        Chart(title="", caption="", traces=[line(x, x, "a", "--accent"), line(x, [math.nan] * 50, "b", "")])
+    )
+    assert data["traces"][0]["x"] == data["traces"][0]["y"] == data["traces"][1]["x"]
+    assert sum(text.startswith("[0,1,2") for text in pool.texts) == 1
+
+
+def swept(**losses: float | None) -> list[Run]:
+    """Runs of a sweep, by ten to the power of minus this."""
+    return [
+        run(
+            config={"task": "digits", "lr": 10.0 ** -int(name[1:])},
+            result={"final_loss": loss, "status": "failed" if loss is None else "finished"},
+            evaluations=[Evaluation(0, 2.0), Evaluation(10, loss)],
+        )
+        for name, loss in losses.items()
+    ]
+
+
+def test_a_sweep_has_its_curve_and_one_bad_run_does_not_flatten_it() -> None:
+    charts = {c.title: c for c in comparison_charts(swept(_1=1e6, _2=0.2, _3=0.1, _4=0.3, _5=None), 2000)}
+    curve = charts["Loss against learning rate"]
+    runs, best, bad = curve.traces
+    assert (runs["x"], runs["y"]) == (pytest.approx([1e-4, 1e-3, 1e-2]), [0.3, 0.1, 0.2])
+    assert runs["mode"] == "lines+markers" and (best["x"], best["y"]) == (pytest.approx([1e-3]), [0.1])
+    assert bad["x"] == pytest.approx([1e-5, 0.1]) and bad["customdata"] == [
+        "a, loss not finite", "a, loss 1e6",
+    ]  # fmt: skip
+    for chart in (curve, charts["Held-out loss"]):  # the untrained loss is 2 and the best 0.1
+        low, high = chart.layout["yaxis"]["range"]
+        assert -0.2 < low < 0.1 and 2.3 < high < 2.7
+
+
+@pytest.mark.parametrize(("good", "bad", "first"), [(0.9, -40.0, 0.1), (2.5, 90.0, 7.0)])
+def test_one_bad_run_does_not_flatten_a_metric_that_rises_or_falls(good, bad, first) -> None:
+    def one(last: float) -> Run:
+        return run(
+            evaluations=[Evaluation(0, 2.0, metrics={"m": first}), Evaluation(10, 1.0, metrics={"m": last})]
+        )
+
+    (chart,) = metric_charts([one(good), one(good), one(bad)], 2000)
+    low, high = chart.layout["yaxis"]["range"]
+    assert low < min(good, first) < max(good, first) < high and not low < bad < high
+    assert "far worse" in chart.caption
+    (chart,) = metric_charts([one(good), one(good)], 2000)
+    assert chart.layout == {} and "far worse" not in chart.caption
+
+
+def test_what_all_runs_share_is_said_once() -> None:
+    runs = [run(config={"controller": "none"}, result={"status": s}) for s in ("finished", "failed")]
+    head, _, shared = comparison_table(runs)
+    assert shared["controller"] == "none" and "status" not in shared
+    assert "controller" not in head and "status" in head
+
+
+def test_without_a_bad_run_a_sweep_shows_all_of_it() -> None:
+    charts = {c.title: c for c in comparison_charts(swept(_1=0.5, _2=0.2, _3=0.1), 2000)}
+    assert len(charts["Loss against learning rate"].traces) == 2
+    assert charts["Held-out loss"].layout == {}
+
+
+def test_the_best_run_is_marked_if_losses_can_be_compared() -> None:
+    runs = [run(result={"final_loss": loss}, config={"task": "feed"}) for loss in (0.5, 0.4, 0.6)]
+    head, rows, _ = comparison_table([*runs, run(config={"task": "feed"})])
+    column = head.index("held-out loss")
+    assert [row[column].is_best for row in rows] == [False, True, False, False]
+    _, rows, _ = comparison_table([*runs, run(result={"final_loss": 0.1}, config={"task": "digits"})])
+    assert not any(cell.is_best for row in rows for cell in row)
