@@ -26,8 +26,6 @@ from hdet.search.found import FoundLR
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AutoLR", "settings_of"]
-
 
 def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = None) -> dict[str, Any]:
     """The arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.

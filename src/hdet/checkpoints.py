@@ -22,8 +22,6 @@ from hdet.errors import CheckpointError, HdetWarning, warn
 from hdet.replicas.exchange import digest, exchange
 from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["Checkpoint", "load_checkpoint", "open_checkpoint", "save_checkpoint"]
-
 _KIND = "hdet checkpoint"
 _SEAL = b"hdet sha256 "
 _SEAL_SIZE = len(_SEAL) + 64

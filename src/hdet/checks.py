@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-__all__ = ["require_choice", "require_count", "require_flag", "require_number", "require_number_or_choice"]
-
 
 def require_number(
     name: str,

@@ -8,23 +8,6 @@ import json
 import warnings
 from urllib.parse import unquote, urlsplit
 
-__all__ = [
-    "AllReplicasFailedError",
-    "CannotVectorizeError",
-    "CheckpointError",
-    "ConfigurationMismatchError",
-    "HdetError",
-    "HdetWarning",
-    "IdenticalLossWarning",
-    "NoEffectWarning",
-    "NotConvergedWarning",
-    "NotFiniteError",
-    "ReplicaMissingError",
-    "ReplicasDifferError",
-    "install_command",
-    "warn",
-]
-
 
 class HdetError(Exception):
     """Base of every error that hdet raises on its own account."""

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["JointOptimizer"]
-
 
 class JointOptimizer(Optimizer):
     """Several optimizers, such as Muon for the matrices and AdamW for the rest, that step together.

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["weak_hook"]
-
 
 def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
     """Call a bound method for as long as somebody else holds its object; afterwards do nothing.

@@ -20,8 +20,6 @@ from hdet.replicas.claims import require_free
 from hdet.replicas.supported import require_supported
 from hdet.replicas.wrapped import partitioning_layer, plain_optimizer
 
-__all__ = ["check_arguments", "check_replicas"]
-
 
 def check_arguments(
     *,

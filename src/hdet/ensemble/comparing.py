@@ -15,8 +15,6 @@ from hdet.method.signal import auto_temperature, joint_signals, softmax_weights,
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 
-__all__ = ["ComparingSteering"]
-
 
 class ComparingSteering(Steering):
     """The controller of the paper, and ours of the same kind, at work.

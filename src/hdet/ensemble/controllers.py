@@ -13,8 +13,6 @@ from hdet.method.decay import num_controlled_rounds
 from hdet.method.guard import Guard
 from hdet.replicas import Replicas
 
-__all__ = ["build_steering"]
-
 
 def build_steering(
     controller: Controller | Guard | None,

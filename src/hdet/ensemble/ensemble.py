@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
-__all__ = ["Ensemble"]
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,6 @@ from hdet.errors import AllReplicasFailedError
 from hdet.method.outliers import outliers
 from hdet.replicas import Report
 
-__all__ = ["excluded_replicas"]
-
-
 _LEAST_LOSSES = 20
 """A mean over fewer losses is too noisy to say that a replica has fallen behind."""
 

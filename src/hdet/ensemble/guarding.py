@@ -19,8 +19,6 @@ from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 from hdet.replicas.port import SavePoint
 
-__all__ = ["GuardSteering"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_BRAKES = 8

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from hdet.replicas.losses import LossSum
 
-__all__ = ["LossTable"]
-
 
 class LossTable:
     """What every replica has seen in this round, the same in every process.

@@ -23,8 +23,6 @@ from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part
 
-__all__ = ["Merging"]
-
 
 class Merging:
     """What replicas take from each other at syncs.

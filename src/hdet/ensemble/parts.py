@@ -37,8 +37,6 @@ from hdet.replicas.wrapped import optimizer_layers, plain_model, plain_scheduler
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Parts", "build_parts"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:

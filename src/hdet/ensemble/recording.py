@@ -7,8 +7,6 @@ import logging
 from hdet.explore import ExploredValues
 from hdet.records import RecordSink, RoundRecord
 
-__all__ = ["RecordWriter"]
-
 _log = logging.getLogger(__name__)
 
 

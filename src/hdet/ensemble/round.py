@@ -17,8 +17,6 @@ from hdet.method.assign import assign
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """The rounds of a run, one after the other.

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["FollowedSchedule", "Schedule"]
-
 
 class Schedule(Protocol):
     """What the ensemble asks of a schedule; every torch LRScheduler has it."""

@@ -15,21 +15,6 @@ from hdet.replicas import Replicas
 from hdet.replicas.shards import local_part
 from hdet.replicas.stacked import StackedReplicas
 
-__all__ = [
-    "VERSION",
-    "check_counts",
-    "check_keys",
-    "check_losses",
-    "check_numbers",
-    "check_peaks",
-    "check_state",
-    "check_tensors",
-    "check_tunables",
-    "check_version",
-    "check_weights",
-    "log_other_settings",
-]
-
 _log = logging.getLogger(__name__)
 
 VERSION = 4

@@ -8,8 +8,6 @@ from typing import Any
 from hdet.ensemble.state import check_keys
 from hdet.records import RoundRecord
 
-__all__ = ["Steering"]
-
 
 class Steering:
     """A controller at work. An ensemble has one, and calls these hooks.

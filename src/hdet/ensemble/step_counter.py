@@ -9,8 +9,6 @@ from torch import Tensor
 from hdet.errors import HdetError
 from hdet.replicas.shards import local_part
 
-__all__ = ["StepCounter"]
-
 _MOST_BEFORE_THE_FIRST_CALL = 4
 """Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
 

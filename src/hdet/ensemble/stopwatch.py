@@ -6,8 +6,6 @@ import time
 
 from hdet.records import RoundRecord
 
-__all__ = ["Stopwatch"]
-
 
 class Stopwatch:
     """Times on the host, lap by lap."""

@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 from hdet.explore import Tunable
 from hdet.replicas.claims import peak_rate
 
-__all__ = ["Summary", "found_learning_rates", "peaks_of"]
-
 
 def peaks_of(learning_rates: Sequence[Tunable], optimizer: Optimizer) -> list[list[float]]:
     """What was asked for: the peak of every learning rate and slot, as the schedule states it."""

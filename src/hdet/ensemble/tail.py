@@ -15,8 +15,6 @@ from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.shards import local_part
 from hdet.replicas.sliced import ALONE, SlicedCopy
 
-__all__ = ["Tail", "TailMean"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["unchanged_on_error"]
-
 
 @contextmanager
 def unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:

@@ -17,8 +17,6 @@ from hdet.replicas.wrapped import plain_optimizer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["VirtualEnsemble"]
-
 
 class VirtualEnsemble:
     """Train N replicas of a model in one process, with the same engine as on N ranks.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hdet.errors import warn
 
-__all__ = ["WarnOnce"]
-
 
 class WarnOnce:
     """Warns at most once for each key.

@@ -13,8 +13,6 @@ from hdet.errors import NoEffectWarning, warn
 from hdet.explore.slots import Slot
 from hdet.explore.tunable import Tunable
 
-__all__ = ["Hyperparameter", "Spreading", "read_number"]
-
 
 class Hyperparameter(Protocol):
     """What a user asks to explore: it knows how to turn itself into tunables."""

@@ -15,8 +15,6 @@ from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable
 
-__all__ = ["AttentionScale", "AttentionTemperature", "Dropout", "LabelSmoothing", "ModuleAttribute"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Of:

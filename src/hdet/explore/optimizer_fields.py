@@ -15,8 +15,6 @@ from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot
 from hdet.explore.tunable import Tunable
 
-__all__ = ["Beta2", "Epsilon", "LearningRate", "Momentum", "OptimizerField", "WeightDecay"]
-
 
 @dataclass(frozen=True, eq=False)
 class OptimizerField(Spreading):

@@ -12,8 +12,6 @@ from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable
 
-__all__ = ["Scalar"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Named:

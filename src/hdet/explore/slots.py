@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["FloatSlot", "FunctionSlot", "Slot", "SlotWriter", "TensorSlot"]
-
 _T = TypeVar("_T")
 
 

@@ -10,8 +10,6 @@ from hdet.explore.slots import Slot
 from hdet.method.controller import ControllerState
 from hdet.method.spread import factor_limits, multiplier_at, usable_share
 
-__all__ = ["Tunable"]
-
 
 class Tunable:
     """One explored scalar: its slots, its spread, and what the controller has learned of it.

@@ -13,8 +13,6 @@ from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 from hdet.weak_hook import weak_hook
 
-__all__ = ["ExploredValues", "hyperparameters_of"]
-
 
 def hyperparameters_of(explore: object) -> list[Hyperparameter]:
     """What the user asked for, as a list. Raises if it is something else.

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["undisturbed"]
-
 
 @contextmanager
 def undisturbed(loader: Any) -> Iterator[None]:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["attributes_put_back"]
-
 _HELD_BY_TORCH = {"_parameters", "_buffers", "_modules"}
 
 

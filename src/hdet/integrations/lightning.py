@@ -24,8 +24,6 @@ from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 
-__all__ = ["LearningRateSearch"]
-
 _log = logging.getLogger(__name__)
 
 _NOT_THE_FIRST = 1

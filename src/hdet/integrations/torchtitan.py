@@ -19,8 +19,6 @@ from hdet.replicas.tensors import parameters_of
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 
-__all__ = ["AutoLRContainer"]
-
 _REPLICATED, _SAME_DATA = "dp_replicate", "tp"
 """Axes of torchtitan's meshes: of replicas, and of ranks that have the same data."""
 

@@ -27,7 +27,6 @@ else:
     except ModuleNotFoundError:  # the class then says what to install
         TrainerCallback = object
 
-__all__ = ["HdetCallback"]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

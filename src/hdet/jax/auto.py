@@ -13,8 +13,6 @@ from hdet.method.recipe import Recipe
 from hdet.method.tail import tail_steps
 from hdet.search.found import FoundLR
 
-__all__ = ["AutoLRState", "auto_lr", "eval_params", "is_auto_lr"]
-
 
 class AutoLRState(NamedTuple):
     """What :func:`auto_lr` keeps. It is all that a checkpoint needs."""

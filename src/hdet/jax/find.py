@@ -33,8 +33,6 @@ from hdet.search.decisions import (
 )
 from hdet.search.found import FoundLR
 
-__all__ = ["find_lr"]
-
 _log = logging.getLogger(__name__)
 
 _PROBE_STEPS = 4

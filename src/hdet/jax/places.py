@@ -10,8 +10,6 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Places", "size_of", "split"]
-
 
 class Places:
     """The axes of a mesh on which every device has all that a parameter is, so that trials can differ there.

@@ -9,8 +9,6 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-__all__ = ["read_rates", "require_rates", "require_transformation", "write_rates"]
-
 _NAME = "learning_rate"
 _REMEDY = (
     "build it as optax.inject_hyperparams(optax.adamw)(learning_rate=1e-4), or with a function "

@@ -17,8 +17,6 @@ from hdet.jax.places import Places, split
 from hdet.jax.rates import write_rates
 from hdet.search.decisions import trial_shape
 
-__all__ = ["Loss", "Trials", "one_step"]
-
 Loss = Callable[[Any, Any], jax.Array]
 
 

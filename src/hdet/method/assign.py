@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from hdet.checks import require_choice
 from hdet.method.spread import positions
 
-__all__ = ["DESIGNS", "assign", "derived_seed", "permutation"]
-
 DESIGNS = ("random", "latin", "factorial")
 
 

@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 
 from hdet.checks import require_choice, require_count, require_number, require_number_or_choice
 
-__all__ = ["Controller", "ControllerState", "always_positive", "log_update", "paper_update"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Controller:

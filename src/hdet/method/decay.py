@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["equation8", "first_controlled_sync", "floor_matching", "num_controlled_rounds"]
-
 
 def equation8(div_factor: float, final_div_factor: float, num_rounds: float) -> float:
     r"""The decay as printed (paper, eq. 8).

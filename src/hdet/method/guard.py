@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from hdet.checks import require_flag, require_number
 
-__all__ = ["Guard", "GuardMemory", "watch"]
-
 _LEARNT = 0.1
 """Where the loss has fallen by less than this share, nobody can say that something was lost."""
 _WORSE = 0.3

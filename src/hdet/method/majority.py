@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["largest_agreement"]
-
 
 def largest_agreement(marks: Sequence[float | None]) -> list[int] | None:
     """The replicas that share the most common mark; None where no mark is more common than all others.

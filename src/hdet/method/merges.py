@@ -13,21 +13,6 @@ from typing import Any, ClassVar, Literal
 from hdet.checks import require_number, require_number_or_choice
 from hdet.method.signal import auto_temperature, softmax_weights
 
-__all__ = [
-    "BestMerge",
-    "ElasticMerge",
-    "GradientNormMerge",
-    "LateMerge",
-    "LossWeightedMerge",
-    "MeanMerge",
-    "Merge",
-    "OuterMerge",
-    "best_weights",
-    "elastic_step",
-    "inverse_norm_weights",
-    "outer_step",
-]
-
 Array = Any  # a float, or anything with the arithmetic of one
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["noise_std"]
-
 
 def noise_std(noise_scale: float, norm: float, num_elements: int) -> float:
     r"""Standard deviation of the warm-start noise (paper, eq. 10).

@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["outliers"]
-
 _FAR = 0.3
 """How far above the median a loss must be: in nats, or as a share of the median where that is above one."""
 _CLEAR = 6.0

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hdet.checks import require_choice, require_count, require_number
 from hdet.method.shape import Anneal, one_cycle
 
-__all__ = ["Recipe"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -18,8 +18,6 @@ from hdet.method.signal import auto_temperature, joint_signals, softmax_weights,
 from hdet.method.spread import multiplier_at
 from hdet.method.tail import tail_steps
 
-__all__ = ["Round", "Step", "Trace", "adam", "sgd", "train"]
-
 Array = Any  # a float, or anything with the arithmetic of one
 
 

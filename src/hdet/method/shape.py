@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-__all__ = ["Anneal", "one_cycle"]
-
 Anneal = Literal["linear", "cosine", "none"]
 
 

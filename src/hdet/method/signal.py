@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["auto_temperature", "joint_signals", "softmax_weights", "weighted_deviation"]
-
 
 def softmax_weights(losses: Sequence[float], temperature: float) -> list[float]:
     r"""Weights of the replicas, larger where the loss is lower (paper, eq. 4).

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "factor_limits",
-    "multiplier_at",
-    "multipliers",
-    "positions",
-    "usable_share",
-]
-
 
 def multipliers(num_replicas: int, spread: float, scale: str = "linear") -> list[float]:
     r"""Evenly spaced factors with mean one (paper, eq. 1), or even in the logarithm.

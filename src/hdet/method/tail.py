@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hdet.checks import require_count, require_number
 
-__all__ = ["tail_steps"]
-
 _NUM_SAMPLES = 64
 """Steps of a long tail that are at least averaged: neighbours tell much the same, and each has a price."""
 

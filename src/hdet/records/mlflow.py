@@ -15,8 +15,6 @@ from typing import Any
 
 from hdet.records.tracker import Tracker
 
-__all__ = ["MLflowSink"]
-
 
 class MLflowSink(Tracker):
     """Writes a run of MLflow.

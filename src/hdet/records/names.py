@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_learning_rate"]
-
 
 def is_learning_rate(name: str) -> bool:
     """Whether a name in a record stands for a learning rate, of all parameter groups or of one.

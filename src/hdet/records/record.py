@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["RoundRecord", "SearchRecord"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:

@@ -11,8 +11,6 @@ from typing import Protocol, overload, runtime_checkable
 from hdet.errors import warn
 from hdet.records.record import RoundRecord
 
-__all__ = ["JsonlSink", "RecordSink", "Records", "read_records", "scan_records"]
-
 
 @runtime_checkable
 class RecordSink(Protocol):

@@ -8,8 +8,6 @@ from typing import Any
 from hdet.records.record import RoundRecord
 from hdet.records.sinks import RecordSink
 
-__all__ = ["Tee"]
-
 
 class Tee:
     """One record to several sinks, in their order.

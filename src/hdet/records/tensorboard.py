@@ -9,8 +9,6 @@ from typing import Any
 
 from hdet.records.tracker import Tracker
 
-__all__ = ["TensorBoardSink"]
-
 
 class TensorBoardSink(Tracker):
     """Writes event files for TensorBoard: ``tensorboard --logdir FOLDER``.

@@ -15,8 +15,6 @@ from contextlib import suppress
 from hdet.errors import HdetError, HdetWarning, install_command, warn
 from hdet.records.record import RoundRecord
 
-__all__ = ["Tracker", "scalars"]
-
 
 def scalars(record: RoundRecord) -> dict[str, float]:
     """What every tracker shows of a record: finite numbers, by names of the form ``kind/which``.

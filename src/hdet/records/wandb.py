@@ -10,8 +10,6 @@ from typing import Any, Literal
 from hdet.checks import require_choice
 from hdet.records.tracker import Tracker
 
-__all__ = ["WandbSink"]
-
 
 class WandbSink(Tracker):
     """Writes a run of Weights & Biases, beside any run that you have open yourself.

@@ -11,8 +11,6 @@ from torch import Tensor
 from hdet.replicas.flat import KnownTensors, flat_view
 from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["Averager"]
-
 # Many small copies in one call; torch's own optimizers rest on it.
 _copy_all_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 

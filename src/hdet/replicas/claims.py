@@ -8,8 +8,6 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch.optim import Optimizer
 
-__all__ = ["claim", "peak_rate", "release", "remember_search", "require_free", "unused_answer"]
-
 _claimed: WeakKeyDictionary[Optimizer, ReferenceType[object]] = WeakKeyDictionary()
 _searched: WeakKeyDictionary[Optimizer, tuple[list[float], list[float]]] = WeakKeyDictionary()
 

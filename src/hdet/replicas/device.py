@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["accelerator", "accelerator_module", "widest_float"]
-
 
 def accelerator() -> torch.device | None:
     """The accelerator that this process can use, or None.

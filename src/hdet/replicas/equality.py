@@ -15,8 +15,6 @@ from hdet.method.majority import largest_agreement
 from hdet.replicas.exchange import exchange_within
 from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["Equality", "Verdict"]
-
 _ROUNDING = 1e-4
 """Differences up to this share of a tensor's largest element may come from different hardware."""
 _MOST_NAMES = 3

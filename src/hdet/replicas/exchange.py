@@ -14,8 +14,6 @@ from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.patience import wait_for_all
 
-__all__ = ["digest", "exchange", "exchange_within", "gather", "require_same_settings"]
-
 
 def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exchange") -> list[list[float]]:
     """Every replica's message, in the order of the replicas. One collective; it waits for all.

@@ -6,8 +6,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-__all__ = ["finite_mean_hook"]
-
 
 def finite_mean_hook(
     process_group: dist.ProcessGroup | None, bucket: GradBucket

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["KnownTensors", "flat_view"]
-
 
 def flat_view(tensor: Tensor) -> Tensor | None:
     """All elements in the order of memory, or None if they do not lie side by side."""

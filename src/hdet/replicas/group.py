@@ -14,8 +14,6 @@ from hdet.errors import HdetWarning, warn
 from hdet.replicas.device import accelerator
 from hdet.replicas.shards import is_sharded
 
-__all__ = ["ReplicaGroup"]
-
 _told: set[str] = set()
 """What this process was warned of already."""
 

@@ -14,8 +14,6 @@ from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import local_part, sharded_like
 from hdet.replicas.tensors import averaged_tensors, parameters_of
 
-__all__ = ["heal"]
-
 
 @torch.no_grad()
 def heal(

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from hdet.replicas.flat import KnownTensors, flat_view
 
-__all__ = ["Health", "all_finite", "rows_are_finite"]
-
 _SMALL = 2**14
 """Tensors with fewer elements are looked at together: each call costs more than their memory."""
 _TOGETHER = 2**15

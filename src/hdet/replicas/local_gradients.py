@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import is_sharded
 
-__all__ = ["GradientExchange", "mesh_of_replicas", "require_local_gradients"]
-
 
 class GradientExchange:
     """The exchange of gradients that DistributedDataParallel makes in every backward pass.

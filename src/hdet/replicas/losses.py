@@ -10,8 +10,6 @@ from torch import Tensor
 
 from hdet.replicas.device import widest_float
 
-__all__ = ["LossMeter", "LossRows", "LossSum", "number_of", "scalar_of"]
-
 
 def scalar_of(must: str, value: object) -> Tensor:
     """``value`` without dimensions, if it is a real tensor with one element; ``must`` begins the error.

@@ -15,8 +15,6 @@ from torch.distributed.distributed_c10d import (
 from hdet.errors import ReplicaMissingError
 from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["wait_for_all"]
-
 _log = logging.getLogger(__name__)
 
 _RAISES_AFTER = 10

@@ -16,8 +16,6 @@ from torch import Tensor
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import LossSum
 
-__all__ = ["Replicas", "Report", "SavePoint", "Values"]
-
 
 class Report(NamedTuple):
     """What is known of one replica at a sync."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from hdet.replicas.device import accelerator, accelerator_module
 from hdet.replicas.losses import number_of
 
-__all__ = ["run_probe"]
-
 
 def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> float:
     """The loss that ``probe`` returns, with gradients off and the model in evaluation mode.

@@ -37,8 +37,6 @@ from hdet.replicas.warm_start import add_noise
 from hdet.replicas.wrapped import partitioning_layer, refresh_masters, state_owner
 from hdet.weak_hook import weak_hook
 
-__all__ = ["RankReplicas"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hdet.replicas.device import widest_float
 
-__all__ = ["Hyper", "RowOptimizer", "rule_for"]
-
 Hyper = Mapping[str, Any]
 """Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or a
 number where all have the same, which is faster."""

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from hdet.replicas.port import Values
 
-__all__ = ["RowValues"]
-
 
 class RowValues:
     """The multipliers of all rows. The optimizer and the model hold the shared values.

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from hdet.errors import CannotVectorizeError
 from hdet.replicas.losses import number_of, scalar_of
 
-__all__ = ["ModelRows", "average_rows", "join", "require_equal_sizes", "size_of", "split"]
-
 Loss = Callable[[nn.Module, Any], Tensor]
 
 _T = TypeVar("_T")

@@ -16,16 +16,6 @@ from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.sliced import SlicedCopy
 from hdet.replicas.tensors import parameters_of
 
-__all__ = [
-    "RankSavePoint",
-    "WeightsCopy",
-    "clear_state",
-    "generator_states",
-    "put_state",
-    "restore_generators",
-    "set_aside_state",
-]
-
 
 class WeightsCopy:
     """A copy of weights, split over replicas that hold the same, and of buffers, whole in every process.

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LocalParts", "as_saved", "clip_gradients", "is_sharded", "local_part", "reshard", "sharded_like"]
-
 
 def is_sharded(tensor: object) -> bool:
     """Whether a tensor is a DTensor: a process holds its own part of it."""

@@ -14,8 +14,6 @@ from hdet.replicas.flat import KnownTensors, flat_view
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.patience import wait_for_all
 
-__all__ = ["ALONE", "BUCKET_BYTES", "SlicedCopy"]
-
 ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""
 BUCKET_BYTES = 25 * 2**20 // 2

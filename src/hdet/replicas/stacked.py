@@ -21,8 +21,6 @@ from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_size
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.warm_start import add_noise
 
-__all__ = ["StackedReplicas"]
-
 
 class StackedReplicas:
     """N replicas of a model in this process.

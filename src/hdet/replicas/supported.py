@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 
 from hdet.replicas.wrapped import is_a, partitioning_layer
 
-__all__ = ["require_supported", "require_whole_optimizer"]
-
 _REFUSED_OPTIMIZERS = {
     "OSS": "it was not tried. Use torch's ZeroRedundancyOptimizer",
     "BF16_Optimizer": 'its masters were not tried. Set "zero_optimization" without "bf16"',

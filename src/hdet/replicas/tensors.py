@@ -10,17 +10,6 @@ from torch.optim import AdamW, Optimizer
 
 from hdet.replicas.exchange import digest
 
-__all__ = [
-    "Buffers",
-    "averaged_tensors",
-    "has_coupled_decay",
-    "is_dry_step",
-    "layout_text",
-    "moments_of",
-    "names_of",
-    "parameters_of",
-]
-
 
 def parameters_of(optimizer: object) -> list[Tensor]:
     """What an optimizer trains; empty for what is none."""

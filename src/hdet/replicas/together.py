@@ -9,8 +9,6 @@ from hdet.errors import ConfigurationMismatchError
 from hdet.replicas.exchange import gather
 from hdet.replicas.group import ReplicaGroup
 
-__all__ = ["raising_together"]
-
 
 class _AnotherFailed(ConfigurationMismatchError):
     """Everybody knows of it already."""

@@ -16,8 +16,6 @@ from hdet.replicas.device import widest_float
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.shards import is_sharded, local_part
 
-__all__ = ["add_noise", "warm_start"]
-
 
 def warm_start(
     model: nn.Module,

@@ -10,18 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = [
-    "is_a",
-    "optimizer_layers",
-    "partitioning_layer",
-    "plain_model",
-    "plain_optimizer",
-    "plain_scheduler",
-    "refresh_masters",
-    "state_owner",
-    "without_ddp",
-]
-
 _COPIES_ITS_GROUPS = "ZeroRedundancyOptimizer"
 """Before each step it copies its own groups into the optimizer that it holds: values are written to it."""
 

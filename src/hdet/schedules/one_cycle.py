@@ -34,8 +34,6 @@ from hdet.replicas.wrapped import plain_optimizer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OneCycleAutoLR"]
-
 
 class OneCycleAutoLR(OneCycleLR):
     """Drop-in for :class:`torch.optim.lr_scheduler.OneCycleLR` with the method of the paper.

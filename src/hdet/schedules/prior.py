@@ -15,8 +15,6 @@ from hdet.records import RoundRecord, read_records
 from hdet.records.names import is_learning_rate
 from hdet.schedules.replay import export_schedule
 
-__all__ = ["Prior", "prior_from"]
-
 _WIDEST = 2.0
 """A group's spread is at most this times the common one, and at least the common one over this."""
 

@@ -19,8 +19,6 @@ from hdet.records.names import is_learning_rate
 from hdet.replicas.wrapped import plain_optimizer
 from hdet.weak_hook import weak_hook
 
-__all__ = ["ReplayLR", "export_schedule"]
-
 
 def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     """The base of every step, per explored hyperparameter, from the records of a run.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-__all__ = ["own_statistics"]
-
 
 @contextmanager
 def own_statistics(model: nn.Module) -> Iterator[None]:

@@ -25,8 +25,6 @@ from hdet.replicas.shards import local_part, reshard
 from hdet.replicas.sliced import ALONE
 from hdet.replicas.tensors import averaged_tensors
 
-__all__ = ["Borrowed"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,26 +15,6 @@ from dataclasses import dataclass, replace
 
 from hdet.method.shape import one_cycle
 
-__all__ = [
-    "LEAST_STEPS",
-    "Answer",
-    "Lengths",
-    "Ramp",
-    "Trial",
-    "answer",
-    "lengths",
-    "next_ramp",
-    "ramp_factor",
-    "should_lengthen",
-    "should_move",
-    "should_search_again",
-    "soft_minimum",
-    "trial_factors",
-    "trial_shape",
-    "try_out",
-    "weigh",
-]
-
 LEAST_STEPS = 50
 """A shorter run cannot afford a search."""
 _DECADES_BELOW, _DECADES = 2, 4

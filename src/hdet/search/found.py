@@ -15,7 +15,6 @@ from hdet.search.decisions import Answer, Trial, should_search_again
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["FoundLR", "set_rate"]
 
 _LENGTHS_APART = 2
 """By which factor the length of a run may differ from that of the search, without a warning."""

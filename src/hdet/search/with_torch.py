@@ -51,7 +51,6 @@ from hdet.search.found import FoundLR, set_rate
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["find_lr"]
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from hdet.lab.cli.resume import resume
 from hdet.lab.cli.run import run
 from hdet.lab.cli.sweep import sweep
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Find the learning rate, train with it, and see what was found.",
     epilog="Exit codes: 0 done. 1 training or a check failed. 2 an argument or a file is not right. "

@@ -10,8 +10,6 @@ from rich.table import Table
 from hdet.lab.cli.options import Json
 from hdet.lab.cli.output import Exit, Screen
 
-__all__ = ["doctor"]
-
 
 def doctor(
     is_json: Json = False,

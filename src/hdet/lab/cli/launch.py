@@ -15,8 +15,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-__all__ = ["chosen_device", "hears_signals", "in_ranks", "is_launched", "is_rank", "launch"]
-
 
 def is_rank() -> bool:
     """Whether torchrun has started this process."""

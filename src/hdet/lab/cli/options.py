@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Jobs", "Json", "Live", "Quiet", "Seeds", "TaskName", "TaskOptions", "Track", "Tracker"]
-
 
 class Tracker(str, Enum):
     """Where records go as well."""

@@ -28,8 +28,6 @@ from rich.text import Text
 
 from hdet.errors import HdetError, HdetWarning
 
-__all__ = ["Exit", "Screen", "number", "numbers", "show_warnings_plainly", "usage_errors"]
-
 
 class Exit:
     """Exit codes of every command."""

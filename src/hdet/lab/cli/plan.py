@@ -17,8 +17,6 @@ from hdet.lab.train.sync_cost import Plan
 from hdet.lab.train.sync_cost import plan as predict
 from hdet.method.recipe import Recipe
 
-__all__ = ["plan"]
-
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -11,8 +11,6 @@ from hdet.errors import HdetError
 from hdet.lab.cli.options import Json, Live, Quiet
 from hdet.lab.cli.output import Screen, usage_errors
 
-__all__ = ["report", "write_report"]
-
 
 def report(
     folders: Annotated[

@@ -12,8 +12,6 @@ import typer
 from hdet.lab.cli.options import Device, Json, Live, Quiet, Track
 from hdet.lab.cli.output import Exit, usage_errors
 
-__all__ = ["resume"]
-
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],

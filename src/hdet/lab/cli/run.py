@@ -16,8 +16,6 @@ from hdet.lab.cli.options import Device, Json, Live, Quiet, TaskName, TaskOption
 from hdet.lab.cli.output import usage_errors
 from hdet.lab.train.config import RunConfig
 
-__all__ = ["run"]
-
 
 class Engine(str, Enum):
     """Where replicas live."""

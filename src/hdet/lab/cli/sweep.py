@@ -14,8 +14,6 @@ from hdet.lab.cli.report import write_report
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.signals import stop_on_signal
 
-__all__ = ["sweep"]
-
 
 def sweep(
     task: TaskName = "feed",

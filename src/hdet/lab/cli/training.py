@@ -35,8 +35,6 @@ from hdet.records.wandb import WandbSink
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.found import FoundLR
 
-__all__ = ["screen_of_rank", "train_and_report"]
-
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
     """The screen of this process, which is silent on all ranks but zero. Sets the threads of torch too."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Chart", "Choice", "Pool", "embed", "line", "series_color", "short", "spread_color"]
-
 Trace = dict[str, Any]
 
 STEPS = "optimizer step"

@@ -23,9 +23,6 @@ from hdet.lab.page.schedules import schedule
 from hdet.lab.page.series import base_series, learning_rates, thin
 from hdet.lab.page.words import duration, figure
 
-__all__ = ["Cell", "comparison_charts", "comparison_table", "metric_charts"]
-
-
 _Pick = Callable[[Evaluation], float | None]
 """Chooses a number of an evaluation, where it has one."""
 

@@ -17,8 +17,6 @@ from hdet.errors import HdetError, install_command
 from hdet.lab.page.chart import Chart, Pool, embed
 from hdet.lab.page.pieces import figure_html, text
 
-__all__ = ["Pieces", "Section", "body_html", "build_page", "sections_html"]
-
 _MAX_BYTES = 5_900_000
 _MAX_POINTS, _MIN_POINTS = 2000, 24
 """Points per line; fewer where the page would grow beyond its size."""

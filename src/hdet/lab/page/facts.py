@@ -9,22 +9,6 @@ from hdet.lab.page.runs import Run, number
 from hdet.lab.page.series import base_series, learning_rates, mean, plan_series
 from hdet.records.names import is_learning_rate
 
-__all__ = [
-    "are_comparable",
-    "asked_lr",
-    "compares",
-    "corrections",
-    "excluded_events",
-    "found_lr",
-    "group_peaks",
-    "highest_shown",
-    "is_sweep",
-    "main_metrics",
-    "num_brakes",
-    "training_losses",
-    "used_peak",
-]
-
 
 def asked_lr(run: Run) -> float | None:
     """The learning rate that was asked for, as a peak; that of the first group where only records tell."""

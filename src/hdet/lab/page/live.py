@@ -11,8 +11,6 @@ from hdet.lab.page.page import build_report
 from hdet.lab.page.runs import Run, read_run
 from hdet.records.tracker import Tracker
 
-__all__ = ["LivePage", "follow"]
-
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
 

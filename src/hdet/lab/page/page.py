@@ -18,8 +18,6 @@ from hdet.lab.page.tiles import comparison_tiles, run_tiles
 from hdet.lab.page.training import health_charts, loss_charts, training_charts
 from hdet.lab.page.words import comparison_headline, comparison_sentence, count, figure, headline, sentence
 
-__all__ = ["build_report"]
-
 
 def build_report(runs: Sequence[Run], out: str | Path, *, refresh_seconds: float = 0) -> Path:
     """Write one self-contained page about one or several runs, and return its path.

@@ -13,16 +13,6 @@ from hdet.lab.page.runs import Run
 from hdet.lab.page.tiles import Tile
 from hdet.lab.page.words import figure
 
-__all__ = [
-    "figure_html",
-    "notes_html",
-    "results_html",
-    "sentence_html",
-    "settings_html",
-    "text",
-    "tiles_html",
-]
-
 _MAX_TEXT = 4000
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from hdet.records import RoundRecord, SearchRecord, scan_records
 
-__all__ = ["Evaluation", "Run", "loss_title", "number", "read_run", "runs_within"]
-
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
 

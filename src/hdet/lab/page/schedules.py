@@ -11,8 +11,6 @@ from hdet.lab.page.facts import num_brakes
 from hdet.lab.page.runs import Run
 from hdet.lab.page.series import base_series, learning_rates, plan_series, thin
 
-__all__ = ["planned", "rate_charts", "schedule", "schedules"]
-
 
 def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """The learning rate over the run, planned and used."""

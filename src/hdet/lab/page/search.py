@@ -11,8 +11,6 @@ from hdet.lab.page.runs import Run, number
 from hdet.lab.page.words import figure
 from hdet.records import SearchRecord
 
-__all__ = ["search_charts"]
-
 _Point = tuple[float, float | None]
 
 

@@ -11,23 +11,6 @@ from hdet.lab.page.runs import Run
 from hdet.records import RoundRecord
 from hdet.records.names import is_learning_rate
 
-__all__ = [
-    "Place",
-    "Slot",
-    "across_spread",
-    "base_series",
-    "by_replica",
-    "by_slot",
-    "differences_from_mean",
-    "explored",
-    "families",
-    "fan_limits",
-    "learning_rates",
-    "mean",
-    "plan_series",
-    "thin",
-]
-
 Numbers = list[float | None]
 _End = tuple[float, int]
 

@@ -23,8 +23,6 @@ from hdet.lab.page.series import (
 from hdet.records import RoundRecord
 from hdet.records.names import is_learning_rate
 
-__all__ = ["controller_charts", "hyperparameter_charts"]
-
 
 def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """What differed between replicas, and the schedules of everything else but the learning rate."""

@@ -21,8 +21,6 @@ from hdet.lab.page.facts import (
 from hdet.lab.page.runs import Run, number
 from hdet.lab.page.words import count, duration, figure
 
-__all__ = ["Tile", "comparison_tiles", "run_tiles"]
-
 _MAX_METRICS = 2
 
 Tile = tuple[str, str, str]

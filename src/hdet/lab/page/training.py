@@ -13,8 +13,6 @@ from hdet.lab.page.runs import Run
 from hdet.lab.page.series import Slot, by_replica, by_slot, explored, mean, thin
 from hdet.records import RoundRecord
 
-__all__ = ["health_charts", "loss_charts", "training_charts"]
-
 _MAX_CHOICES = 6
 _MAX_LINES = 16
 _MAX_BARS = 240

@@ -24,17 +24,6 @@ from hdet.lab.page.series import base_series, learning_rates
 from hdet.records.names import is_learning_rate
 from hdet.search.decisions import should_search_again
 
-__all__ = [
-    "comparison_headline",
-    "comparison_sentence",
-    "count",
-    "duration",
-    "figure",
-    "headline",
-    "search_sentence",
-    "sentence",
-]
-
 
 def figure(value: float | None, digits: int = 3) -> str:
     """A number as one would say it: plain where that is short, else with an exponent.

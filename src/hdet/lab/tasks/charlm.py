@@ -20,8 +20,6 @@ from hdet.explore.module_attributes import AttentionScale
 from hdet.lab.tasks.task import Task, batch_generator, mean
 from hdet.method.assign import derived_seed
 
-__all__ = ["GPT", "CharLM"]
-
 _VOCABULARY = 128  # ASCII; the few other characters become "?"
 _MAX_CHARACTERS = 8_000_000
 

@@ -16,8 +16,6 @@ from hdet.checks import require_choice, require_count, require_number
 from hdet.lab.tasks.task import Task, mean
 from hdet.method.assign import derived_seed
 
-__all__ = ["Digits"]
-
 _NUM_TRAIN, _NUM_PROBE = 1197, 200  # 400 remain for evaluation
 
 

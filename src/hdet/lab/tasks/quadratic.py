@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from hdet.checks import require_count, require_number
 from hdet.lab.tasks.task import Task, batch_generator
 
-__all__ = ["Quadratic"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(Task):

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from hdet.errors import install_command
 from hdet.method.assign import derived_seed
 
-__all__ = ["BUILT_IN_TASKS", "Task", "batch_generator", "load_task"]
-
 BUILT_IN_TASKS = {
     "feed": "hdet.lab.tasks.feed:Feed",
     "charlm": "hdet.lab.tasks.charlm:CharLM",

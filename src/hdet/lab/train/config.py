@@ -13,8 +13,6 @@ from hdet.checks import require_choice, require_count, require_flag, require_num
 from hdet.method.recipe import Recipe
 from hdet.search.decisions import LEAST_STEPS
 
-__all__ = ["EXPLORABLE", "RunConfig"]
-
 _CHOSEN: Any = None
 """A default that depends on the controller; see :meth:`RunConfig.__post_init__`."""
 

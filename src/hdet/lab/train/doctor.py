@@ -22,8 +22,6 @@ import hdet
 from hdet.errors import install_command
 from hdet.lab.train.self_test import SelfTestError, self_test
 
-__all__ = ["Check", "examine"]
-
 LOW_DISK_BYTES = 2**30
 
 

@@ -17,8 +17,6 @@ import hdet
 from hdet.checkpoints import Checkpoint, open_checkpoint, save_checkpoint
 from hdet.lab.train.config import RunConfig
 
-__all__ = ["RunFolder"]
-
 
 class RunFolder:
     """The folder of one run; its attributes are the files in it."""

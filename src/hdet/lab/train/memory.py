@@ -10,8 +10,6 @@ from torch import nn
 
 from hdet.lab.train.config import RunConfig
 
-__all__ = ["memory_of", "require_memory"]
-
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 """What a container may use, where it is limited."""
 

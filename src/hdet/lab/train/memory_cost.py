@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from hdet.checks import require_count
 
-__all__ = ["MemoryCost", "memory_cost", "num_moments_of"]
-
 _BUCKET_BYTES = 25 * 2**20
 _NUM_GUARD, _NUM_SEARCH = 3, 2
 """Copies: the guard has the first weights and two later ones, the search the first and those of its ramp."""

@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 import hdet
 
-__all__ = ["MemoryMeter"]
-
 _HDET = str(Path(hdet.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _TRAINING = tuple(f"{_TORCH}/{room}/" for room in ("autograd", "nn", "optim"))

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-__all__ = ["model_size"]
-
 
 def model_size(name: str) -> tuple[int, int]:
     """The number of parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.

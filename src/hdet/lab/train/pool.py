@@ -17,8 +17,6 @@ import torch
 
 from hdet.checks import require_count
 
-__all__ = ["Pool", "interruptible"]
-
 _Result = TypeVar("_Result")
 _Future = Future[tuple[_Result] | None]
 

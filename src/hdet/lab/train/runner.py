@@ -28,8 +28,6 @@ from hdet.records.tee import Tee
 from hdet.replicas.save_point import generator_states, restore_generators
 from hdet.search.found import FoundLR
 
-__all__ = ["Progress", "Result", "evaluate", "run"]
-
 _LOOK_EVERY = 10
 """Steps between updates of the progress, and between looks at a stop that was asked for."""
 

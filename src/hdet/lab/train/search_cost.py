@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hdet.checks import require_count
 from hdet.search.decisions import LEAST_STEPS, lengths, num_parts
 
-__all__ = ["SearchCost", "search_cost"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCost:

@@ -28,7 +28,6 @@ from hdet.errors import HdetError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SelfTest", "SelfTestError", "self_test"]
 
 NUM_RANKS = 2
 NUM_FLOATS = 1_000_000

@@ -6,8 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Interrupted", "stop_on_signal"]
-
 
 class Interrupted(KeyboardInterrupt):
     """A signal that ends at once.

@@ -18,8 +18,6 @@ from hdet.lab.train.pool import Pool, interruptible
 from hdet.lab.train.runner import run, task_facts
 from hdet.lab.train.signals import stop_on_signal
 
-__all__ = ["Sweep", "log_grid", "run_many", "sweep"]
-
 
 @dataclass(frozen=True)
 class Sweep:

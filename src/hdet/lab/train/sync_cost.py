@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hdet.checks import require_count, require_number
 
-__all__ = ["Plan", "plan"]
-
 ACCEPTED_OVERHEAD_PERCENT = 0.1
 """What the suggestion keeps to; the benchmark holds the library to it too."""
 _REPORT_BYTES = 80

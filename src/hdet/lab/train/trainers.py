@@ -24,8 +24,6 @@ from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas.rows import join
 
-__all__ = ["RankTrainer", "Trainer", "VirtualTrainer", "build_optimizer", "to_device"]
-
 
 class Trainer(Protocol):
     """What the runner asks of an engine."""

@@ -6,8 +6,6 @@ from typing import TypedDict
 
 from torch import Tensor
 
-__all__ = ["TARGETS", "Events"]
-
 TARGETS = ("contribution", "like", "dwell")
 """What the ranker predicts, in the order of the last dim of ``actions``."""
 

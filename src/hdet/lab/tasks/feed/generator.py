@@ -10,8 +10,6 @@ from torch import Tensor
 from hdet.lab.tasks.feed.events import Events
 from hdet.method.assign import derived_seed
 
-__all__ = ["BASE_RATES", "World"]
-
 BASE_RATES = (0.05, 0.12, 0.35)
 """Mean rates of contribution, like and long dwell over the year."""
 

@@ -14,8 +14,6 @@ import numpy as np
 from hdet.checks import require_choice
 from hdet.errors import HdetWarning, warn
 
-__all__ = ["FORMATS", "Log", "read_log"]
-
 MAX_BAD_SHARE = 0.2
 NUM_SHOWN = 5
 

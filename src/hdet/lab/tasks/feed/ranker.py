@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from hdet.lab.tasks.feed.events import TARGETS, Events
 
-__all__ = ["Ranker", "parameter_groups"]
-
 # A row of the user or item table sees few events of a batch. The factor on what is looked up makes its steps
 # larger, so that one learning rate suits the tables and the rest.
 TABLE_SCALE = 16.0

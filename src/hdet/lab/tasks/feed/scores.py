@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from hdet.lab.tasks.feed.events import TARGETS
 
-__all__ = ["auc", "normalized_entropy", "summary"]
-
 
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Chance that a positive scores above a negative, a tie counting one half; NaN with one class only.

@@ -24,8 +24,6 @@ from hdet.lab.tasks.feed.windows import Windows
 from hdet.lab.tasks.task import Task, batch_generator
 from hdet.method.assign import derived_seed
 
-__all__ = ["Feed"]
-
 NUM_EVALUATION_BATCHES = 8
 HELD_OUT_SIZE = 64  # sequences in the probe and in each evaluation batch
 

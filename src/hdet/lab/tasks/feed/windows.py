@@ -12,8 +12,6 @@ from hdet.lab.tasks.feed.events import Events
 from hdet.lab.tasks.feed.logs import Log
 from hdet.method.assign import derived_seed
 
-__all__ = ["Windows"]
-
 SESSION_GAP_SECONDS = 1800.0
 MIN_EVENTS = 10
 PARTS = (0.8, 0.9)  # where the probe and the evaluation begin, as shares of the events
