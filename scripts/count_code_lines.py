@@ -23,9 +23,9 @@ _NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """How many lines of a module hold code.
+    r"""How many lines of a module hold code.
 
-    >>> code_lines('"Words."\\n\\nx = 1  # one\\n')
+    >>> code_lines('"Words."\n\nx = 1  # one\n')
     1
     """
     words = {
