@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rows import gpt_shapes
-from hdet.replicas.flat import KnownTensors
+from hdet.replicas.tensors import KnownTensors
 
 __all__ = ["main"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from hdet.method.assign import assign
-from hdet.method.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.method.controller import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.method.fan_out import assign
 
 __all__ = ["correct_signs"]
 
@@ -22,7 +22,7 @@ def correct_signs(design: str, estimate: str, noise: float, *, rounds: int = 400
     """Share of signs that are right, over rounds and hyperparameters.
 
     Args:
-        design: how replicas are assigned, see :func:`hdet.method.assign.assign`.
+        design: how replicas are assigned, see :func:`hdet.method.fan_out.assign`.
         estimate: ``"joint"`` least squares, or the ``"paper"``'s eqs. 4-6 for each on its own.
         noise: standard deviation of the loss, in units of an effect.
         rounds: how many rounds.

@@ -25,8 +25,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
-from hdet.method.recipe import Recipe
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Recipe, tail_steps
 
 __all__ = ["losses", "table"]
 

@@ -25,7 +25,7 @@ import hdet
 from hdet import presets
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.runner import evaluate
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 
 NUM_REPLICAS, SYNC_EVERY = 4, 25
 FACTORS = (1 / 3, 1.0, 3.0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hdet.method.recipe import Recipe
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Recipe, tail_steps
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "schedule.png"
 STEPS = 1000

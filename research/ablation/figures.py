@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from hdet.errors import HdetError, install_command
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from research.ablation.rows import decay_shape
 from research.ablation.summary import Ablation, Case
 

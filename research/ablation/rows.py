@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from hdet.method.decay import first_controlled_sync, floor_matching, num_controlled_rounds
-from hdet.method.shape import one_cycle
+from hdet.method.controller import first_controlled_sync, floor_matching, num_controlled_rounds
+from hdet.method.recipe import one_cycle
 
 __all__ = ["ROWS", "Row", "between", "controller_start", "decay_shape", "sync_every"]
 

@@ -16,8 +16,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hdet.errors import AllReplicasFailedError
 from hdet.lab.train.runner import evaluate
 from hdet.lab.train.trainers import VirtualTrainer
-from hdet.method.assign import derived_seed
-from hdet.method.shape import one_cycle
+from hdet.method.fan_out import derived_seed
+from hdet.method.recipe import one_cycle
 from hdet.records.names import is_learning_rate
 from research.ablation.rows import decay_shape
 from research.ablation.rules import judge

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import hdet
-from hdet.replicas.wrapped import plain_model, without_ddp
+from hdet.replicas.optimizers import plain_model, without_ddp
 
 __all__ = ["data_selection", "get_batch_size", "init_optimizer_state", "prepare_for_eval", "update_params"]
 

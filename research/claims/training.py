@@ -18,8 +18,8 @@ from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
 from hdet.lab.train.trainers import VirtualTrainer, build_optimizer
-from hdet.method.assign import derived_seed
-from hdet.method.shape import one_cycle
+from hdet.method.fan_out import derived_seed
+from hdet.method.recipe import one_cycle
 from hdet.records import RoundRecord
 from research.ablation.training import job_of
 from research.compare.ledger import Record

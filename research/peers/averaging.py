@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from hdet.lab.train.runner import evaluate
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained
 from research.peers.members import Members
 

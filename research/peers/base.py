@@ -19,7 +19,7 @@ from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
 from hdet.lab.train.trainers import build_optimizer
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from hdet.replicas.rows import join
 from research.zoo.problem import Problem
 

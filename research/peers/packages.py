@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from hdet.lab.train.runner import evaluate
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from research.peers.base import Job, Method, Trained, descend, load_package
 
 __all__ = ["METHODS", "first_estimate"]

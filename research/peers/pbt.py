@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from hdet.lab.train.runner import evaluate
-from hdet.method.assign import derived_seed
-from hdet.method.shape import one_cycle
+from hdet.method.fan_out import derived_seed
+from hdet.method.recipe import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained
 from research.peers.members import Members
 

@@ -22,8 +22,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hdet.lab.train.runner import evaluate
-from hdet.method.assign import derived_seed
-from hdet.method.shape import one_cycle
+from hdet.method.fan_out import derived_seed
+from hdet.method.recipe import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained, load_package
 from research.peers.pbt import FACTORS, NUM_ROUNDS, first_lrs
 

@@ -7,9 +7,7 @@ from functools import partial
 
 from hdet.ensemble.tail import TailMean
 from hdet.lab.train.runner import evaluate
-from hdet.method.recipe import Recipe
-from hdet.method.shape import Anneal, one_cycle
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Anneal, Recipe, one_cycle, tail_steps
 from research.peers.base import Job, Method, Trained, descend
 
 __all__ = ["METHODS", "TAIL_PLAN", "plain_run"]

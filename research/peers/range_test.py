@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hdet.lab.train.runner import evaluate
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from research.peers.base import Diverged, Job, Method, Trained, descend
 
 __all__ = ["METHODS", "ramp", "suggestion"]

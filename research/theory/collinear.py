@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hdet.method.spread import multipliers
+from hdet.method.fan_out import multipliers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

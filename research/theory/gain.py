@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hdet.method.signal import softmax_weights, weighted_deviation
-from hdet.method.spread import multipliers
+from hdet.method.controller import softmax_weights, weighted_deviation
+from hdet.method.fan_out import multipliers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

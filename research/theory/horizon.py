@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from hdet.checks import require_choice
 from hdet.lab.train.pool import Pool
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import Recipe
 from research.compare.ledger import Ledger, Record, run_missing
 from research.peers import METHODS

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.storage import debian_files, prepared
 
 __all__ = ["LATIN", "OTHER", "SIZE", "latin_glyphs", "other_glyphs"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hdet.errors import HdetError
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 __all__ = ["package_folder", "shuffled_epochs"]
 

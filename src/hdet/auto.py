@@ -10,17 +10,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.ensemble import Ensemble
-from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import warn
 from hdet.explore import LearningRate
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
-from hdet.replicas.claims import unused_answer
+from hdet.replicas.agreement import raising_together
+from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error, unused_answer
 from hdet.replicas.tensors import parameters_of
-from hdet.replicas.together import raising_together
-from hdet.replicas.wrapped import plain_optimizer
 from hdet.search.found import FoundLR
 
 if TYPE_CHECKING:

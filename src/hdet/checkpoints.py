@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 
 from hdet.checks import require_count
 from hdet.errors import CheckpointError, HdetWarning, warn
-from hdet.replicas.exchange import digest, exchange
+from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.tensors import digest
 
 _KIND = "hdet checkpoint"
 _SEAL = b"hdet sha256 "

@@ -65,6 +65,25 @@ def warn(text: str, category: type[Warning] = HdetWarning) -> None:
     warnings.warn(text, category, stacklevel=stacklevel)
 
 
+class WarnOnce:
+    """Warn at most once for each key.
+
+    Args:
+        is_silent: another process speaks for this one.
+    """
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._told: set[str] = set()
+
+    def __call__(self, key: str, text: str, category: type[Warning] = HdetWarning) -> None:
+        """Warn, unless this was told before."""
+        if key not in self._told:
+            self._told.add(key)
+            if not self._is_silent:
+                warn(text, category)
+
+
 _ON_THE_WAY = ("hdet", "contextlib", "torch")
 """Packages whose lines a warning does not point at."""
 

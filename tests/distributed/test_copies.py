@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas import RankReplicas, ReplicaGroup, sliced
-from hdet.replicas.sliced import ALONE, SlicedCopy
+from hdet.replicas.copies import ALONE, SlicedCopy
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 
@@ -263,7 +263,7 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
     from torch.distributed.fsdp import fully_shard
 
     from hdet.replicas import save_point
-    from hdet.replicas.shards import local_part
+    from hdet.replicas.tensors import local_part
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import hdet
-from hdet.replicas.shards import clip_gradients
+from hdet.replicas.tensors import clip_gradients
 from tests.helpers.replicas import run_replicas
 
 _muon = importlib.import_module("torch.optim._muon")

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.method import reference
-from hdet.method.decay import equation8
+from hdet.method.controller import equation8
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, predict
 from tests.helpers.replicas import run_replicas
 

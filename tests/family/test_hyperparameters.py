@@ -494,7 +494,7 @@ def test_what_changes_the_loss_needs_a_probe() -> None:
 
 
 def test_the_probe_leaves_no_trace() -> None:
-    from hdet.replicas.probe import run_probe
+    from hdet.replicas.losses import run_probe
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     model[2].eval()  # the user keeps this one in evaluation mode

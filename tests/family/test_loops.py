@@ -25,8 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from hdet.method.recipe import Recipe
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Recipe, tail_steps
 from tests.helpers.replicas import run_replicas
 
 # torch's own, when its compiler is imported

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.method.recipe import Recipe
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Recipe, tail_steps
 
 pytest.importorskip("jax")
 pytest.importorskip("optax")

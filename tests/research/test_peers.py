@@ -14,7 +14,7 @@ from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import evaluate, run
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from research.peers import METHODS, packages
 from research.peers.averaging import Outer
 from research.peers.base import Job, Method, Trained, descend

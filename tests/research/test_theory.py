@@ -5,7 +5,7 @@ import pytest
 
 from hdet.lab.tasks.quadratic import Quadratic
 from hdet.method.controller import always_positive
-from hdet.method.spread import multipliers
+from hdet.method.fan_out import multipliers
 from research.theory import collinear, gain, horizon, positive
 
 

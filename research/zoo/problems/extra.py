@@ -18,7 +18,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from hdet.errors import HdetError
 from hdet.lab.tasks.charlm import GPT
 from hdet.lab.tasks.task import batch_generator, mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.problem import Problem
 from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import prepared

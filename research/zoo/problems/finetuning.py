@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.lab.tasks.charlm import CharLM
 from hdet.lab.tasks.task import mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.problem import Problem
 from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import debian_files, prepared

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
 from hdet.lab.tasks.task import batch_generator
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.peers.base import load_package
 from research.zoo.glyphs import LATIN, OTHER, SIZE, latin_glyphs, other_glyphs
 from research.zoo.optimizers import MuonAndAdamW

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from hdet.lab.tasks.task import batch_generator
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.problem import Problem
 
 __all__ = ["BurgersPinn"]

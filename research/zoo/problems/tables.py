@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.optim import Adagrad, Optimizer
 
 from hdet.lab.tasks.task import mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.problem import Problem
 from research.zoo.sources import package_folder, shuffled_epochs
 from research.zoo.storage import prepared

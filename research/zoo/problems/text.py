@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from hdet.lab.tasks.task import mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from research.zoo.corpora import (
     KJV_CHARACTERS,
     LANGUAGES,

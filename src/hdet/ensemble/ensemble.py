@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.ensemble.parts import build_parts
-from hdet.ensemble.schedule import FollowedSchedule, Schedule
-from hdet.ensemble.state import VERSION, check_state, log_other_settings
-from hdet.ensemble.step_counter import StepCounter
-from hdet.ensemble.summary import Summary, found_learning_rates, peaks_of
+from hdet.ensemble.construction import build
+from hdet.ensemble.rounds import StepCounter
+from hdet.ensemble.state import VERSION, Schedule, check_state, load_plan, load_progress, save_parts
 from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Hyperparameter
 from hdet.method.controller import Controller
@@ -23,7 +21,7 @@ from hdet.method.guard import Guard
 from hdet.method.merges import Merge
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup, Replicas
-from hdet.replicas.claims import claim, release
+from hdet.replicas.optimizers import claim, peak_rate, release
 from hdet.replicas.tensors import parameters_of
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class Ensemble:
         records: takes a :class:`RoundRecord` per sync, on replica zero.
         bucket_mib: buffer size for averaging, in MiB.
         assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
-            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.method.assign.assign`.
+            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.method.fan_out.assign`.
         gradients: ``"shared"``, the mean over replicas at every step, as DistributedDataParallel makes it, or
             ``"local"``, each replica its own, so that nothing is sent between syncs. With
             DistributedDataParallel pass that module as ``model``. With fully_shard, shard over
@@ -115,17 +113,17 @@ class Ensemble:
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
-        parts = build_parts(
+        parts = build(
             optimizer,
-            scheduler=scheduler,
-            model=model,
+            scheduler,
+            model,
+            replicas,
+            patience=patience,
             explore=explore,
             sync_every=sync_every,
             controller=controller,
             total_steps=total_steps,
-            replicas=replicas,
             seed=seed,
-            records=records,
             bucket_mib=bucket_mib,
             assignment=assignment,
             gradients=gradients,
@@ -133,33 +131,33 @@ class Ensemble:
             moments=moments,
             probe=probe,
             average_tail=average_tail,
-            patience=patience,
+            records=records,
         )
-        self.optimizer = optimizer = parts.optimizer
-        self.sync_every = sync_every
-        self.total_steps = parts.total_steps
-        self.seed = seed
-        self.replicas: Replicas = parts.replicas
+        self._parts, settings = parts, parts.settings
+        self.optimizer, self.replicas, self.seed = parts.optimizer, parts.replicas, seed
+        self.sync_every, self.total_steps = sync_every, settings.total_steps
         self.steering = parts.steering
         """What moves the shared values."""
-        self._values, self._losses, self._rounds = parts.values, parts.losses, parts.rounds
-        self._tail, self._merging = parts.tail, parts.merging
-        self._writer, self._warn = parts.writer, parts.warn
-        self._peaks = peaks_of(parts.values.learning_rates, optimizer)
+        self._values, self._tail, self._rounds = parts.values, parts.tail, parts.rounds
+        self._tail_steps = range(0) if parts.tail is None else parts.tail.steps
+        self._is_closed_form = getattr(parts.scheduler, "is_closed_form", False)
+        self._peaks = [
+            [peak_rate(self.optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
+            for tunable in self._values.learning_rates
+        ]
 
         # From here on things change.
-        self._schedule = FollowedSchedule(parts.scheduler, parts.total_steps)
-        self._counter = StepCounter(parameters_of(optimizer))
-        self._begins_equal = parts.replicas.attach(
-            parts.values,
-            moments=parts.moments,
-            measures_gradients=self._merging.measures_gradients,
+        self._counter = StepCounter(parameters_of(self.optimizer))
+        self._begins_equal = self.replicas.attach(
+            self._values,
+            moments=settings.moments,  # pyright: ignore[reportArgumentType]
+            measures_gradients=settings.rule.compares_gradients,
             step_made=self._counter.optimizer_stepped,
         )
-        claim(optimizer, self)
+        claim(self.optimizer, self)
         self._is_closed = False
-        self._has_rounds = parts.has_rounds or parts.replicas.differ
-        self._hooks = parts.values.watch(optimizer)
+        self._has_rounds = parts.has_rounds or self.replicas.differ
+        self._hooks = self._values.watch(self.optimizer)
         self._restart(max(0, getattr(parts.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
         self.steering.begin(self.num_steps)
@@ -189,19 +187,22 @@ class Ensemble:
     @property
     def found_lr(self) -> dict[str, float]:
         """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
-        return found_learning_rates(self._values.learning_rates, self._peaks)
+        return {
+            tunable.name: tunable.held[0]
+            if tunable.held is not None and tunable.control is not None
+            else peak[0] * tunable.correction
+            for tunable, peak in zip(self._values.learning_rates, self._peaks, strict=True)
+        }
 
     def summary(self) -> str:
         """A few plain lines: what was asked for, and where the run stands."""
-        return str(
-            Summary(
-                num_steps=self.num_steps,
-                total_steps=self.total_steps,
-                num_replicas=self.replicas.count,
-                asked={t.name: p[0] for t, p in zip(self._values.learning_rates, self._peaks, strict=True)},
-                found=self.found_lr,
-            )
-        )
+        of = "" if self.total_steps is None else f" of {self.total_steps}"
+        count = self.replicas.count
+        lines = [f"step {self.num_steps}{of}, {count} replica{'' if count == 1 else 's'}"]
+        for (name, found), (asked, *_) in zip(self.found_lr.items(), self._peaks, strict=True):
+            moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
+            lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         end = "" if self.total_steps is None else f" of {self.total_steps}"
@@ -230,7 +231,7 @@ class Ensemble:
             self.replicas.add_loss(loss)
         is_counted = self._counter.takes_call()
         if self._counter.is_called_early:
-            self._warn(
+            self._parts.warn(
                 "order",
                 "step() must be called after optimizer.step(), but it was called between backward() and "
                 "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
@@ -240,40 +241,43 @@ class Ensemble:
         if not is_counted or skipped:
             return
         if self.total_steps is not None and self.num_steps >= self.total_steps:
-            self._warn(
+            self._parts.warn(
                 "past the end",
                 f"step() was called after total_steps={self.total_steps} steps: the schedule stays at its "
                 "last value. Pass the true number of steps as total_steps",
                 HdetWarning,
             )
         elif self._is_finished:
-            self._warn(
+            self._parts.warn(
                 "after finish",
                 f"step() was called after finish(), which ended the run at step {self.num_steps}: from here "
                 "on there is no mean of the last weights",
                 HdetWarning,
             )
         self.num_steps += 1
-        self._tail.step_made(self.num_steps)
+        if self.num_steps in self._tail_steps and self._tail is not None:
+            self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
         is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
         record = None
         if is_sync:
             with self._sharing_gradients_on_error():
-                record = self._rounds.sync(self.num_steps, is_end=is_end)
-        self._merging.step_made(self.num_steps)
-        if is_end:
+                record = self._rounds.run(self.num_steps, ends_round=True, joins=is_end)
+        self._parts.converge.step_made(self.num_steps)
+        if is_end and self._tail is not None:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
                 record.num_averaged_steps = num_averaged_steps
-        changed_outside = self._values.follow(
-            lambda: self._schedule.step(self.num_steps),
-            is_sync=is_sync,
-            is_traced=self._writer.keeps_trace,
-            is_closed_form=self._schedule.is_closed_form,
+        slots = self._values.every_slot if is_sync else self._values.moving_slots
+        # Comparing tensors waits for the device, so it is done at syncs only.
+        changed_outside = slots.follow(
+            self._step_schedule,
+            compare_tensors=is_sync,
+            is_traced=self._parts.is_traced,
+            is_closed_form=self._is_closed_form,
         )
         if changed_outside:
-            self._warn(
+            self._parts.warn(
                 "changed outside",
                 "the learning rate, or another value that hdet sets, was changed by something other than "
                 "hdet since the last step: remove your own scheduler and what else writes it. "
@@ -283,7 +287,13 @@ class Ensemble:
             )
         if record is not None:
             self._counter.has_moved = False
-            self._writer.write(record)
+            self._rounds.write(record)
+
+    def _step_schedule(self) -> None:
+        # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
+        is_over = self.total_steps is not None and self.num_steps >= self.total_steps
+        if self._parts.scheduler is not None and (self._is_closed_form or not is_over):
+            self._parts.scheduler.step()
 
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own.
@@ -293,14 +303,15 @@ class Ensemble:
         """
         self._require_open("converge()")
         self._converge()
-        self._tail.hold_whole()
+        if self._tail is not None:
+            self._tail.hold_whole()
 
     def _converge(self) -> None:
         if self._has_rounds and self._is_apart:
             with self._sharing_gradients_on_error():
-                record = self._rounds.converge(self.num_steps)
+                record = self._rounds.run(self.num_steps, ends_round=False, joins=True)
             self._counter.has_moved = False
-            self._writer.write(record)
+            self._rounds.write(record)
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -310,15 +321,16 @@ class Ensemble:
         """
         self._require_open("finish()")
         self._converge()
-        if self._tail.is_to_come(self.num_steps) and self.replicas.is_writer:
+        if self._tail_steps and self.num_steps < self._tail_steps[0] and self.replicas.is_writer:
             _log.warning(
                 "step %d of %s: finish() ends the run before its tail, so there is no mean of the last "
                 "weights. If this was the planned end, pass the true number of steps as total_steps",
                 self.num_steps,
                 self.total_steps,
             )
-        self._is_finished |= self._tail.is_planned
-        self._tail.finish(self.num_steps)
+        if self._tail is not None:
+            self._is_finished |= self._tail.is_planned
+            self._tail.finish(self.num_steps)
         self.replicas.share_gradients(True)
 
     @contextmanager
@@ -330,7 +342,7 @@ class Ensemble:
         """
         self._require_open("averaged()")
         self._converge()
-        with self._tail.in_place():
+        with nullcontext() if self._tail is None else self._tail.in_place():
             yield
 
     @contextmanager
@@ -386,7 +398,7 @@ class Ensemble:
                     "others and drop this round's losses: call converge() on every replica before saving",
                     NotConvergedWarning,
                 )
-        if self._tail.is_in_parts:
+        if self._tail is not None and self._tail.is_in_parts:
             warn(
                 "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and "
                 "the tail would begin again: call converge() on every replica before saving",
@@ -403,12 +415,7 @@ class Ensemble:
             "total_steps": self.total_steps,
             "peaks": [list(peak) for peak in self._peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
-            "losses": [list(row) for row in self._losses.rows],
-            "tunables": {tunable.name: tunable.state() for tunable in self._values.tunables},
-            "scheduler": self._schedule.state_dict(),
-            "steering": self.steering.state_dict(),
-            "tail": self._tail.state_dict(),
-            "merge": self._merging.state_dict(),
+            **save_parts(self._parts),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -417,27 +424,16 @@ class Ensemble:
         A state that does not fit is refused before anything changes.
         """
         self.check_state_dict(state_dict)
-        self._schedule.load_state_dict(state_dict["scheduler"])
-        for tunable in self._values.tunables:
-            tunable.load(state_dict["tunables"][tunable.name])
+        load_plan(state_dict, self._parts)
         self._peaks = [list(peak) for peak in state_dict["peaks"]]
         self._restart(state_dict["num_steps"], narrows=False)
         self.steering.begin(self.num_steps)
-        self.steering.load_state_dict(state_dict["steering"])
-        self._tail.load_state_dict(state_dict["tail"])
-        self._merging.load_state_dict(state_dict.get("merge"))
+        load_progress(state_dict, self._parts)
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
-        self._losses.clear(state_dict["losses"])
-        if self.replicas.is_writer:
-            log_other_settings(state_dict, self.total_steps, self.replicas.count)
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
-        check_state(state_dict, self._values)
-        self._schedule.check_state(state_dict["scheduler"])
-        self.steering.check_state(state_dict["steering"])
-        self._tail.check_state(state_dict["tail"])
-        self._merging.check_state(state_dict.get("merge"))
+        check_state(state_dict, self._parts)
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""
@@ -449,10 +445,13 @@ class Ensemble:
     def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
         self._is_finished = False
-        self._merging.begin(num_steps, begins_equal=begins_equal)
+        self._parts.converge.begin(num_steps, begins_equal=begins_equal)
         self._counter.has_moved = False
-        self._tail.begin(is_checked=self._has_rounds and not self._merging.parts_replicas)
-        self._rounds.begin_at(num_steps, narrows=narrows)
+        if self._tail is not None:
+            self._tail.begin(is_checked=self._has_rounds and not self._parts.settings.is_local)
+        with self._values.rewriting(is_traced=self._parts.is_traced):
+            self._rounds.begin_at(num_steps)
+            self._parts.reassign.draw(num_steps, narrows=narrows)
 
     @property
     def _is_apart(self) -> bool:

@@ -1,19 +1,22 @@
-"""Checks of a state that was saved, before anything of it is loaded. They change nothing."""
+"""What an ensemble saves, how it is checked before anything changes, and how it is loaded."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import require_count, require_flag, require_number
-from hdet.explore import ExploredValues, Tunable
+from hdet.explore import Tunable
 from hdet.replicas import Replicas
-from hdet.replicas.shards import local_part
-from hdet.replicas.stacked import StackedReplicas
+from hdet.replicas.tensors import local_part
+
+if TYPE_CHECKING:
+    from hdet.ensemble.construction import Parts
 
 _log = logging.getLogger(__name__)
 
@@ -35,20 +38,51 @@ _STATE = (
 _REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
 
 
-def check_state(state: dict[str, Any], values: ExploredValues) -> None:
-    """Raise if this is not the state of an ensemble that explores these values. Its parts check theirs."""
+def save_parts(parts: Parts) -> dict[str, Any]:
+    """What the parts of an ensemble save. For one more thing: add it here, check it and load it below."""
+    return {
+        "losses": [list(row) for row in parts.losses.rows],
+        "tunables": {tunable.name: tunable.state() for tunable in parts.values.tunables},
+        "scheduler": getattr(parts.scheduler, "state_dict", lambda: None)(),
+        "steering": parts.steering.state_dict(),
+        "tail": None if parts.tail is None else parts.tail.state_dict(),
+        "merge": parts.converge.state_dict(),
+    }
+
+
+def check_state(state: dict[str, Any], parts: Parts) -> None:
+    """Raise if this is not the state of an ensemble with such parts. Nothing is changed."""
     check_version(state)
     check_keys("state_dict", state, _STATE)
     has_length = state.get("total_steps") is not None
     check_counts("state_dict", state, ("num_steps", "total_steps") if has_length else ("num_steps",))
-    check_tunables(state["tunables"], values.tunables)
-    check_peaks(state["peaks"], values.learning_rates)
+    check_tunables(state["tunables"], parts.values.tunables)
+    check_peaks(state["peaks"], parts.values.learning_rates)
     check_losses(state)
+    check_schedule(parts.scheduler, state["scheduler"])
+    parts.steering.check_state(state["steering"])
+    check_tail(state["tail"], parts.replicas, is_used=parts.tail is not None)
+    parts.converge.check_state(state.get("merge"))
 
 
-def log_other_settings(state: dict[str, Any], total_steps: int | None, num_replicas: int) -> None:
-    """Tell what a run does that goes on with another length, or with more or fewer replicas."""
-    num_steps, planned, num_saved = state["num_steps"], state.get("total_steps"), len(state["losses"])
+def load_plan(state: dict[str, Any], parts: Parts) -> None:
+    """Load what is planned: the schedule, and what is known of each hyperparameter."""
+    if parts.scheduler is not None and state["scheduler"] is not None:
+        parts.scheduler.load_state_dict(state["scheduler"])
+    for tunable in parts.values.tunables:
+        tunable.load(state["tunables"][tunable.name])
+
+
+def load_progress(state: dict[str, Any], parts: Parts) -> None:
+    """Load what the run has seen, once the ensemble stands at the step that was saved."""
+    parts.steering.load_state_dict(state["steering"])
+    if parts.tail is not None:
+        parts.tail.load_state_dict(state["tail"])
+    parts.converge.load_state_dict(state.get("merge"))
+    parts.losses.clear(state["losses"])
+    if not parts.replicas.is_writer:
+        return
+    num_steps, planned, total_steps = state["num_steps"], state.get("total_steps"), parts.settings.total_steps
     if None not in (planned, total_steps) and planned != total_steps:
         _log.warning(
             "step %d: the checkpoint is of a run of %d steps, and this one has %d. A schedule that "
@@ -57,13 +91,13 @@ def log_other_settings(state: dict[str, Any], total_steps: int | None, num_repli
             planned,
             total_steps,
         )
-    if num_saved != num_replicas:
+    if len(state["losses"]) != parts.replicas.count:
         _log.warning(
             "step %d: a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and "
             "losses of the round that was saved are dropped",
             num_steps,
-            num_saved,
-            num_replicas,
+            len(state["losses"]),
+            parts.replicas.count,
         )
 
 
@@ -153,15 +187,24 @@ def check_losses(state: Mapping[str, Any]) -> None:
 
 def check_weights(name: str, saved: object, replicas: Replicas) -> None:
     """Raise unless these have the shapes of the weights. There may have been another number of rows."""
-    has_rows = isinstance(replicas, StackedReplicas)
 
     def fits(saved: Tensor, here: Tensor) -> bool:
         saved = local_part(saved)
         return saved.shape == here.shape or (
-            has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
+            replicas.has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
         )
 
     check_tensors(name, saved, replicas.weights(), fits)
+
+
+def check_tail(state: Any, replicas: Replicas, *, is_used: bool) -> None:
+    """Raise unless this is the mean of a tail, of these weights where there is a tail to load it."""
+    if state is None:
+        return
+    check_keys("state_dict tail", state, ("mean", "num_taken", "first_step"))
+    check_counts("state_dict tail", state, ("num_taken", "first_step"))
+    if is_used:
+        check_weights("state_dict tail mean", state["mean"], replicas)
 
 
 def check_tensors(
@@ -184,3 +227,65 @@ def _check_list(name: str, values: object, count: int, what: str) -> None:
         raise TypeError(f"{name} must be a list of {what}, got {values!r} of type {type(values).__name__}")
     if len(values) != count:
         raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {_REMEDY}")
+
+
+# --- the schedule ------------------------------------------------------------------------------------
+
+
+class Schedule(Protocol):
+    """What the ensemble asks of a schedule; every torch LRScheduler has it."""
+
+    def step(self) -> Any:
+        """Write the values of the next step into the optimizer."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Load a checkpoint."""
+        ...
+
+
+def check_schedule(schedule: Schedule | None, state: Any) -> None:
+    """Raise if the schedule does not take this. It is as before in any case."""
+    if schedule is None or state is None:
+        return
+    why = _difference(schedule, state) or _refusal(schedule, state)
+    if why:
+        raise ValueError(
+            f"state_dict scheduler must be a state of {type(schedule).__name__}, but {why}: build the "
+            "ensemble with the scheduler that it was saved with"
+        )
+
+
+def _difference(schedule: Schedule, state: Any) -> str:
+    """How a state differs from those of a scheduler of torch, which takes any; empty if it does not."""
+    if not isinstance(state, Mapping):
+        return f"it is {state!r}"
+    if not isinstance(schedule, LRScheduler):
+        return ""
+    own = schedule.state_dict()
+    # Releases of torch differ in private names, and earlier ones had "verbose".
+    names, saved = ({n for n in keys if n[:1] != "_"} - {"verbose"} for keys in (own, state))
+    if names != saved:
+        return f"it has {', '.join(sorted(saved - names)) or 'nothing else'} and lacks " + (
+            ", ".join(sorted(names - saved)) or "nothing"
+        )
+    here, there = len(own.get("base_lrs", ())), len(state.get("base_lrs", ()))
+    return "" if here == there else f"it has {there} base_lrs and not {here}"
+
+
+def _refusal(schedule: Schedule, state: Mapping[str, Any]) -> str:
+    """Why a schedule cannot load a state, by a trial that is taken back; empty if it can."""
+    own, names = dict(schedule.state_dict()), set(vars(schedule))
+    try:
+        schedule.load_state_dict(dict(state))
+    except Exception as error:
+        return f"it cannot be loaded ({type(error).__name__}: {error})"
+    finally:
+        schedule.load_state_dict(own)
+        for name in set(vars(schedule)) - names:
+            delattr(schedule, name)
+    return ""

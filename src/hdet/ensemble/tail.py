@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.ensemble.state import check_counts, check_keys, check_weights
 from hdet.replicas import ReplicaGroup, Replicas
-from hdet.replicas.shards import local_part
-from hdet.replicas.sliced import ALONE, SlicedCopy
+from hdet.replicas.copies import ALONE, SlicedCopy
+from hdet.replicas.tensors import fitting
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +80,7 @@ class TailMean:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
-        saved = [local_part(whole) for whole in state["mean"]]
-        fitting = [
-            one if one.shape == shape else one[:1].expand(shape)
-            for one, shape in zip(saved, self._shapes, strict=True)
-        ]
-        self._copy.take(fitting)
+        self._copy.take(fitting(state["mean"], self._shapes))
         self.num_taken, self.first_step = state["num_taken"], state["first_step"]
 
 
@@ -103,7 +97,7 @@ class Tail:
     """
 
     def __init__(self, replicas: Replicas, steps: range) -> None:
-        self._replicas, self._steps = replicas, steps
+        self._replicas, self.steps = replicas, steps
         self._mean: TailMean | None = None
         self._whole: list[Tensor] | None = None  # for a checkpoint, until the next step
 
@@ -114,14 +108,14 @@ class Tail:
             is_checked: whether syncs see to it that equal replicas stay equal.
         """
         self._mean = self._whole = None  # give its memory back first
-        if self._steps:
+        if self.steps:
             group = self._replicas.equal_group() if is_checked else ALONE
             self._mean = TailMean(self._replicas.weights(), group)
 
     def step_made(self, num_steps: int) -> None:
         """After an optimizer step: take the weights if it belongs to the tail."""
         self._whole = None
-        if self._mean is None or num_steps not in self._steps:
+        if self._mean is None:
             return
         # Parts of replicas that differ, after a warm start, do not fit together. A sync makes them equal.
         if self._mean.is_whole or not self._replicas.differ:
@@ -132,6 +126,7 @@ class Tail:
         mean = self._mean
         if not healed or mean is None or mean.is_whole or not mean.num_taken:
             return
+        self._whole = None
         if self._replicas.index in healed:
             mean.begin_again(self._replicas.weights())
         if self._replicas.is_writer:
@@ -157,10 +152,6 @@ class Tail:
     def is_planned(self) -> bool:
         """Whether there is a mean, or is to be one."""
         return self._mean is not None
-
-    def is_to_come(self, num_steps: int) -> bool:
-        """Whether there is to be a mean, of steps that were not made yet."""
-        return self._mean is not None and num_steps < self._steps[0]
 
     @property
     def is_in_parts(self) -> bool:
@@ -222,16 +213,7 @@ class Tail:
             return {"mean": self._replicas.as_saved(self._whole, copies=False), **mean.state_dict()}
         return {"mean": self._replicas.as_saved(mean.mean), **mean.state_dict()}
 
-    def check_state(self, state: Any) -> None:
-        """Raise if :meth:`load_state_dict` could not load this."""
-        if state is None:
-            return
-        check_keys("state_dict tail", state, ("mean", "num_taken", "first_step"))
-        check_counts("state_dict tail", state, ("num_taken", "first_step"))
-        if self._steps:
-            check_weights("state_dict tail mean", state["mean"], self._replicas)
-
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""
-        if self._mean is not None and state is not None and state["first_step"] >= self._steps[0]:
+        if self._mean is not None and state is not None and state["first_step"] >= self.steps[0]:
             self._mean.load_state_dict(state)

@@ -11,8 +11,8 @@ from torch.optim import SGD, Optimizer
 from hdet.checks import require_count, require_flag
 from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
+from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.stacked import StackedReplicas
-from hdet.replicas.wrapped import plain_optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,7 @@ from typing import Any
 
 from hdet.explore.slots import Slot
 from hdet.method.controller import ControllerState
-from hdet.method.spread import factor_limits, multiplier_at, usable_share
+from hdet.method.fan_out import factor_limits, multiplier_at, usable_share
 
 
 class Tunable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +60,10 @@ class ExploredValues:
         self.explores = any(tunable.spread > 0 for tunable in self.tunables)
         """Whether replicas differ at all."""
         self.slots = [slot for tunable in self.tunables for slot in tunable.slots]
-        self._all = SlotWriter(self.slots)
-        self._moving = SlotWriter([slot for slot in self.slots if not slot.is_static])
+        self.every_slot = SlotWriter(self.slots)
+        """Writes all of them, at syncs."""
+        self.moving_slots = SlotWriter([slot for slot in self.slots if not slot.is_static])
+        """Writes those that the schedule may move, at every step."""
         self._used = dict.fromkeys(names, 1.0)  # the multipliers that the slots hold
         self._num_blocks_at_base = 0
 
@@ -75,11 +77,11 @@ class ExploredValues:
     @contextmanager
     def rewriting(self, *, is_traced: bool = False) -> Iterator[None]:
         """Within the block the slots hold scheduled values; after it, what the tunables were told."""
-        self._all.put_scheduled()
+        self.every_slot.put_scheduled()
         try:
             yield
         finally:
-            self._all.put_values(is_traced=is_traced)
+            self.every_slot.put_values(is_traced=is_traced)
 
     def use(self, multipliers: Mapping[str, float]) -> None:
         """Tell the tunables which multipliers the slots shall hold when they are written next."""
@@ -106,35 +108,9 @@ class ExploredValues:
                 with self.rewriting():
                     self.refresh()
 
-    def follow(
-        self,
-        step_schedule: Callable[[], None],
-        *,
-        is_sync: bool,
-        is_traced: bool,
-        is_closed_form: bool,
-    ) -> bool:
-        """Let the schedule set its next values, then put the replica's in their place.
-
-        Args:
-            step_schedule: lets the schedule write its next values.
-            is_sync: write what the schedule does not move as well. Between syncs it stays as it is.
-            is_traced: keep the scheduled values for the record.
-            is_closed_form: the schedule never reads the current value, so it need not be put back first.
-
-        Returns:
-            Whether somebody else had written to a slot.
-        """
-        writer = self._all if is_sync else self._moving
-        # Comparing tensors waits for the device, so it is done at syncs only.
-        changed_outside = not is_closed_form and writer.put_scheduled(compare_tensors=is_sync)
-        step_schedule()
-        writer.put_values(is_traced=is_traced)
-        return changed_outside
-
     def put_scheduled(self) -> None:
         """Leave the scheduled values in place, for good."""
-        self._all.put_scheduled()
+        self.every_slot.put_scheduled()
 
     # --- for replicas that live in one process --------------------------------------------------------
 
@@ -180,4 +156,4 @@ class ExploredValues:
         # Loading replaces the parameter groups: find the slots again and put this replica's values.
         for slot in self.slots:
             slot.bind()
-        self._all.put_values()
+        self.every_slot.put_values()

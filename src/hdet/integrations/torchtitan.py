@@ -14,8 +14,7 @@ from hdet.auto import AutoLR
 from hdet.errors import HdetError
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
-from hdet.replicas.shards import is_sharded
-from hdet.replicas.tensors import parameters_of
+from hdet.replicas.tensors import is_sharded, parameters_of
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 

@@ -15,7 +15,7 @@ from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
 from hdet.integrations.accelerate import undisturbed
 from hdet.records import RecordSink
-from hdet.replicas.wrapped import plain_optimizer
+from hdet.replicas.optimizers import plain_optimizer
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
 from hdet.jax.rates import require_rates, require_transformation, write_rates
-from hdet.method.recipe import Recipe
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import Recipe, tail_steps
 from hdet.search.found import FoundLR
 
 

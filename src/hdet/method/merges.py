@@ -1,17 +1,18 @@
-"""Merge rules: what replicas take from each other at a sync. Settings and pure functions.
+"""Merge rules: what replicas take from each other at a sync where each has its own gradients.
 
-The functions run on anything that has arithmetic: floats in the examples, tensors in the engine.
+A new rule is a class here: its settings, the shares of its mean, and what it does to the tensors. The pure
+functions run on anything that has arithmetic: floats in the examples, tensors in the engine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from hdet.checks import require_number, require_number_or_choice
-from hdet.method.signal import auto_temperature, softmax_weights
+from hdet.method.controller import auto_temperature, softmax_weights
 
 Array = Any  # a float, or anything with the arithmetic of one
 
@@ -91,6 +92,10 @@ def outer_step(
 # --- their settings ----------------------------------------------------------------------------------
 
 
+Copies = Mapping[str, Sequence[Array]]
+"""Copies of the weights that a rule keeps, by name, each laid out as the weights."""
+
+
 class Merge:
     """What all merge rules have in common."""
 
@@ -102,10 +107,41 @@ class Merge:
     """Whether replicas still differ after a sync."""
     has_state: ClassVar[bool] = False
     """Whether it remembers something from round to round."""
+    copies: ClassVar[tuple[str, ...]] = ()
+    """Names of the copies of the weights that it keeps. ``velocity`` begins at zero."""
+    merges_at_syncs: ClassVar[bool] = True
+    """Whether replicas take anything from each other before the end of the run."""
+
+    def local_from(self, total_steps: int | None) -> int:
+        """The step from which on each replica has its own gradients."""
+        return 0
 
     def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float] | None:
         """The share of each replica in what they merge into; None for equal shares."""
         return None
+
+    def approach(
+        self,
+        here: Sequence[Array],
+        copies: Copies,
+        average: Callable[[Sequence[Array]], None],
+        *,
+        num_replicas: int,
+        joins: bool,
+    ) -> None:
+        """Change the weights that are here, and the copies, before replicas are averaged, if they are.
+
+        Args:
+            here: the weights of the replicas in this process, changed in place.
+            copies: what the rule keeps, changed in place.
+            average: gives every replica the mean of tensors, with the shares of :meth:`weights`.
+            num_replicas: N.
+            joins: replicas are averaged next: before a save, and at the end of the run.
+        """
+
+    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+        """Change the weights after replicas were averaged; whether they were changed."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +165,7 @@ class LossWeightedMerge(Merge):
         require_number_or_choice("temperature", self.temperature, ("auto",), above=0)
 
     def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float]:
-        """See :func:`hdet.method.signal.softmax_weights`."""
+        """See :func:`hdet.method.controller.softmax_weights`."""
         temperature = auto_temperature(losses) if self.temperature == "auto" else self.temperature
         return softmax_weights(losses, temperature)
 
@@ -154,12 +190,34 @@ class ElasticMerge(Merge):
 
     stays_apart = True
     has_state = True
+    copies = ("center",)
     strength: float = 0.9
     """How far the center moves towards the mean of the replicas at each sync. Each replica moves towards the
     center by this divided by the number of replicas."""
 
     def __post_init__(self) -> None:
         require_number("strength", self.strength, above=0, at_most=1)
+
+    def approach(
+        self,
+        here: Sequence[Array],
+        copies: Copies,
+        average: Callable[[Sequence[Array]], None],
+        *,
+        num_replicas: int,
+        joins: bool,
+    ) -> None:
+        """Pull every replica to the center, and the center to the mean of their votes."""
+        for weight, center in zip(here, copies["center"], strict=True):
+            apart = weight.detach().to(center.dtype)
+            pulled, vote = elastic_step(apart, center, strength=self.strength, num_replicas=num_replicas)
+            weight.copy_(pulled)
+            center.copy_(vote)
+        average(copies["center"])
+
+    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+        """Let all take the center."""
+        return _copy(copies["center"], here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +228,7 @@ class OuterMerge(Merge):
     """
 
     has_state = True
+    copies = ("anchor", "velocity")
     lr: float = 0.7
     """Of the outer optimizer."""
     momentum: float = 0.9
@@ -178,6 +237,17 @@ class OuterMerge(Merge):
     def __post_init__(self) -> None:
         require_number("lr", self.lr, above=0)
         require_number("momentum", self.momentum, at_least=0, below=1)
+
+    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+        """Take one outer step from the anchor, and let all hold where it leads."""
+        if not ends_round:
+            return False
+        for mean, anchor, velocity in zip(here, copies["anchor"], copies["velocity"], strict=True):
+            wide = mean.detach().to(anchor.dtype)
+            moved = outer_step(anchor, wide, velocity, lr=self.lr, momentum=self.momentum)
+            anchor.copy_(moved[0])
+            velocity.copy_(moved[1])
+        return _copy(copies["anchor"], here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +262,7 @@ class GradientNormMerge(Merge):
 
     compares_gradients = True
     stays_apart = True
+    copies = ("center",)
     pull: float = 0.5
     """How far replicas move towards the weighted mean."""
 
@@ -202,6 +273,23 @@ class GradientNormMerge(Merge):
         """See :func:`inverse_norm_weights`."""
         return inverse_norm_weights(norms)
 
+    def approach(
+        self,
+        here: Sequence[Array],
+        copies: Copies,
+        average: Callable[[Sequence[Array]], None],
+        *,
+        num_replicas: int,
+        joins: bool,
+    ) -> None:
+        """Pull every replica to the weighted mean, unless all take that mean itself."""
+        if joins:
+            return
+        _copy(here, copies["center"])
+        average(copies["center"])
+        for weight, center in zip(here, copies["center"], strict=True):
+            weight.lerp_(center.to(weight.dtype), self.pull)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LateMerge(Merge):
@@ -211,8 +299,20 @@ class LateMerge(Merge):
     """
 
     stays_apart = True
+    merges_at_syncs = False
     start: float = 0.75
     """Share of the run after which replicas train alone."""
 
     def __post_init__(self) -> None:
         require_number("start", self.start, above=0, below=1)
+
+    def local_from(self, total_steps: int | None) -> int:
+        """The step after the share of the run in which gradients are shared."""
+        assert total_steps is not None, "checked when the ensemble was built"
+        return max(1, round(self.start * total_steps))
+
+
+def _copy(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+    return True

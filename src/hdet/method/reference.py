@@ -11,12 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hdet.method.assign import assign
-from hdet.method.controller import Controller, ControllerState, log_update, paper_update
-from hdet.method.decay import floor_matching, num_controlled_rounds
-from hdet.method.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
-from hdet.method.spread import multiplier_at
-from hdet.method.tail import tail_steps
+from hdet.method.controller import (
+    Controller,
+    ControllerState,
+    auto_temperature,
+    floor_matching,
+    joint_signals,
+    log_update,
+    num_controlled_rounds,
+    paper_update,
+    softmax_weights,
+    weighted_deviation,
+)
+from hdet.method.fan_out import assign, multiplier_at
+from hdet.method.recipe import tail_steps
 
 Array = Any  # a float, or anything with the arithmetic of one
 
@@ -82,7 +90,7 @@ def train(
         names: one name per parameter group; each has a permutation of its own.
         controller: settings of the controller, or None to follow the plan.
         floors: what each base decays to, for ``decay="floor"``.
-        assignment: how replicas are placed in the spreads, see :func:`hdet.method.assign.assign`.
+        assignment: how replicas are placed in the spreads, see :func:`hdet.method.fan_out.assign`.
         seed: of the assignments.
         average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
 

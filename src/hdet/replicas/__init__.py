@@ -5,11 +5,11 @@
 """
 
 from hdet.replicas.average import Averager
-from hdet.replicas.device import widest_float
-from hdet.replicas.finite_mean import finite_mean_hook
+from hdet.replicas.gradients import finite_mean_hook
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.port import Replicas, Report, SavePoint
 from hdet.replicas.ranks import RankReplicas
+from hdet.replicas.tensors import widest_float
 from hdet.replicas.warm_start import warm_start
 
 __all__ = [

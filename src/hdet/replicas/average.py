@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.replicas.flat import KnownTensors, flat_view
 from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.tensors import KnownTensors, flat_view
 
 # Many small copies in one call; torch's own optimizers rest on it.
 _copy_all_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
@@ -109,7 +109,8 @@ class _Kind:
         for job in self._jobs:
             if len(on_the_way) == 2:
                 _finish(*on_the_way.pop(0), divisor)
-            buffer = group.traffic.add(job.pack(contribute))
+            buffer = job.pack(contribute)
+            group.traffic.num_bytes += buffer.nbytes
             work = dist.all_reduce(buffer, group=group.process_group, async_op=True)
             assert work is not None
             on_the_way.append((job, work))

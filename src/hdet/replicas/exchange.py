@@ -1,18 +1,81 @@
-"""Small messages between replicas: one list of numbers each, and a check that settings agree."""
+"""The small exchange of a sync, and other short messages: one list of numbers from each process."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import logging
+import math
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    _get_default_store,  # pyright: ignore[reportPrivateUsage]
+)
 
-from hdet.errors import ConfigurationMismatchError
-from hdet.replicas.device import widest_float
+from hdet.errors import ReplicaMissingError
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.patience import wait_for_all
+from hdet.replicas.tensors import widest_float
+
+_log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """What a process tells the others at a sync. For one more number add a field, and say how parts join it.
+
+    Every field is a double, so that one collective carries them all.
+    """
+
+    loss_total: float
+    """Sum of the finite losses since the last sync."""
+    num_finite: float
+    num_nonfinite: float
+    is_finite: float
+    """Whether all parameters are, and the moments if they are averaged."""
+    score: float
+    """Loss on the probe; NaN where it was not asked for."""
+    num_steps: float
+    base: float
+    """Fingerprint of the shared values."""
+    checksum: float
+    """Of the parameters, where they are compared; else zero."""
+    moments: float
+    """Fingerprint of the layout of the moments that are averaged."""
+    squared_norm: float
+    """Of the last gradient; NaN where it was not measured."""
+
+    @classmethod
+    def joined(cls, messages: Sequence[Message]) -> Message:
+        """One message for the processes of one replica: losses add up, all must be finite."""
+        if len(messages) == 1:
+            return messages[0]
+
+        def of(field: str) -> list[float]:
+            return [getattr(message, field) for message in messages]
+
+        added = ("loss_total", "num_finite", "num_nonfinite", "squared_norm")
+        return messages[0]._replace(
+            **{field: math.fsum(of(field)) for field in added},
+            is_finite=min(of("is_finite")),
+            score=math.fsum(of("score")) / len(messages),
+            checksum=joined_checksum(of("checksum")),
+            moments=joined_checksum(of("moments")),
+        )
+
+    def silent(self) -> Message:
+        """What stands for a replica that cannot be asked: in step, and without a loss."""
+        return self._replace(loss_total=0.0, num_finite=0.0, num_nonfinite=0.0, is_finite=1.0, score=math.nan)
+
+
+MESSAGE_BYTES = 8 * len(Message._fields)
+"""What each process sends in the exchange of a sync."""
+
+
+def joined_checksum(checksums: Sequence[float]) -> float:
+    """One checksum of several, of as many bits."""
+    return float(sum(int(value) for value in checksums) % (2**48 - 59))
 
 
 def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exchange") -> list[list[float]]:
@@ -44,61 +107,103 @@ def gather(
 ) -> list[list[float]]:
     """The rows of all processes of a group, one after the other. Collective."""
     mine = torch.tensor(rows, dtype=widest_float(group.device), device=group.device)
-    group.traffic.add(mine)
+    group.traffic.num_bytes += mine.nbytes
     all_of_them = [torch.empty_like(mine) for _ in range(joined.size())]
     work = dist.all_gather(all_of_them, mine, group=joined, async_op=True)
     wait_for_all(work, group, joined, what)
     return torch.cat(all_of_them).tolist()
 
 
-def digest(text: str) -> float:
-    """A fingerprint of ``text`` that survives a double: 48 bits.
+# --- waiting -----------------------------------------------------------------------------------------
 
-    >>> digest("a") == digest("a"), digest("a") == digest("b")
-    (True, False)
-    """
-    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
+_RAISES_AFTER = 10
+"""Times the patience: an evaluation on one rank may be long, and is no reason to lose a run."""
+_LOOKS = 4
+"""Within one patience, how often those who wait tell each other."""
+_SILENT_LOOKS = 3
+"""Who has told nothing new for so many looks is missing."""
+_REMEDY = (
+    "Every replica must take as many steps as the others and call step() after each: look for data that ends "
+    "earlier, a skipped step() and a process that hangs, and go on from the last checkpoint"
+)
 
 
-def require_same_settings(
-    group: ReplicaGroup, settings: Mapping[str, object], here: Mapping[str, object] | None = None
-) -> None:
-    """Raise the same error on every replica if any setting differs between replicas.
+def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what: str) -> None:
+    """Wait for a collective; log who is missing after the group's patience, and raise after ten times it.
 
-    Different settings would otherwise show as a hang: one replica waits in a sync that another has
-    not reached.
+    The time limit of the process group itself may end it earlier.
+
+    Those who wait write a growing number into the store that joined the processes. Whoever writes none is
+    missing. Nothing is written while nobody waits for long.
 
     Args:
-        group: who takes part.
-        settings: the same in all processes.
-        here: the same in all replicas, but not in all processes of one.
+        work: of the collective.
+        group: whose patience it is.
+        joined: who takes part.
+        what: the replicas wait for, in words.
     """
-    for axis in group.within:
-        _require_same(group, axis, settings)
-    if group.communicates:
-        assert group.process_group is not None
-        _require_same(group, group.process_group, {**settings, **(here or {})})
-
-
-def _require_same(group: ReplicaGroup, joined: dist.ProcessGroup, settings: Mapping[str, object]) -> None:
-    text = json.dumps({name: repr(value) for name, value in settings.items()}, sort_keys=True)
-    seen = gather(group, joined, [[digest(text), float(len(text.encode()))]], "the comparison of settings")
-    if all(fingerprint == seen[0][0] for fingerprint, _ in seen):
+    if _completes(work, group, group.patience, what):
         return
-    # Only now is the text itself sent, so that the error can name what differs.
-    size = int(max(length for _, length in seen))
-    padded = text.encode().ljust(size, b" ")
-    rows = gather(group, joined, [list(padded)], "the comparison of settings")
-    each = [json.loads(bytes(int(byte) for byte in row)) for row in rows]
-    names = sorted({name for one in each for name in one})
-    lines = []
-    for name in names:
-        values = [one.get(name, "(missing)") for one in each]
-        if len(set(values)) > 1:
-            shown = ", ".join(f"replica {r}: {value}" for r, value in enumerate(values))
-            lines.append(f"{name} ({shown})")
-    raise ConfigurationMismatchError(
-        "all replicas must be built with the same settings, but these differ: "
-        + "; ".join(lines)
-        + ". Pass the same values on every rank"
-    )
+    began, look, count = time.monotonic(), group.patience / _LOOKS, 0
+    seen: dict[int, bytes] = {}
+    seen_at = dict.fromkeys(range(joined.size()), 0)
+    told: list[int] = []
+    while True:
+        count += 1
+        now = _tell(joined, count)
+        seen_at |= {r: count for r, value in now.items() if value != seen.get(r)}
+        seen = now
+        missing = [r for r, at in seen_at.items() if count - at >= _SILENT_LOOKS and r != joined.rank()]
+        waited = group.patience + time.monotonic() - began
+        if missing and missing != told and count > _SILENT_LOOKS:
+            told = missing
+            if joined.rank() == min(set(range(joined.size())) - set(missing)):  # one says it
+                _log.error("%s", _sentence(missing, what, waited))
+        if waited > _RAISES_AFTER * group.patience:
+            raise ReplicaMissingError(f"{_sentence(missing, what, waited)}. {_REMEDY}")
+        if _completes(work, group, look, what):
+            return
+
+
+def _completes(work: Any, group: ReplicaGroup, seconds: float, what: str) -> bool:
+    if group.device.type == "cpu":
+        try:
+            work.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            if not work.is_completed():  # only this wait is over
+                return False
+            _require_success(work, what)
+        return True
+    end = time.monotonic() + seconds
+    while not work.is_completed():
+        if time.monotonic() > end:
+            return False
+        time.sleep(1e-4)
+    return True
+
+
+def _require_success(work: Any, what: str) -> None:
+    """Raise what has ended a collective that is over."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise ReplicaMissingError(
+            f"{what} is not complete within the time limit of its process group. {_REMEDY}"
+        ) from error
+
+
+def _tell(joined: dist.ProcessGroup, count: int) -> dict[int, bytes]:
+    """Write that this replica waits; what the others have written last."""
+    store = _get_default_store()
+    keys = [f"hdet/waits/{joined.group_name}/{r}" for r in range(joined.size())]
+    store.set(keys[joined.rank()], str(count))
+    return {r: store.get(key) for r, key in enumerate(keys) if store.check([key])}
+
+
+def _sentence(missing: list[int], what: str, seconds: float) -> str:
+    if not missing:
+        return f"{what} is not complete after {seconds:.0f} s, though all replicas wait for it"
+    who = "replica " + str(missing[0]) if len(missing) == 1 else f"replicas {missing}"
+    return f"{who} did not come to {what}; the others wait since {seconds:.0f} s"

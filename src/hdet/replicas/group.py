@@ -5,29 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hdet.errors import HdetWarning, warn
-from hdet.replicas.device import accelerator
-from hdet.replicas.shards import is_sharded
+from hdet.replicas.tensors import accelerator, is_sharded
 
 _told: set[str] = set()
 """What this process was warned of already."""
 
 
+@dataclass
 class Traffic:
     """Counts the bytes that this process puts into collectives."""
 
-    def __init__(self) -> None:
-        self.num_bytes = 0
-
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor that is sent, and return it."""
-        self.num_bytes += tensor.numel() * tensor.element_size()
-        return tensor
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,12 +141,18 @@ class ReplicaGroup:
         """Whether this process speaks for all: the first of the first replica."""
         return self.index == 0 and all(dist.get_rank(group) == 0 for group in self.within)
 
-    @property
+    @cached_property
     def communicates(self) -> bool:
         """Whether there is anyone to exchange with."""
         return self.process_group is not None and self.count > 1
 
-    @property
+    @cached_property
+    def joins(self) -> list[dist.ProcessGroup]:
+        """Every process group that takes part: within this replica first, then between replicas."""
+        between = [self.process_group] if self.process_group is not None and self.communicates else []
+        return [*self.within, *between]
+
+    @cached_property
     def device(self) -> torch.device:
         """Where the small messages of this group must live."""
         joined = self.process_group or self.within[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hdet.replicas.flat import KnownTensors, flat_view
+from hdet.replicas.tensors import KnownTensors, flat_view
 
 _SMALL = 2**14
 """Tensors with fewer elements are looked at together: each call costs more than their memory."""

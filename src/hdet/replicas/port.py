@@ -90,6 +90,8 @@ class Replicas(Protocol):
     is_sharded: bool
     """Whether a process holds a part of a replica. Checkpoints then have the same entries at every step:
     ``torch.distributed.checkpoint`` loads into those that are there."""
+    has_rows: bool
+    """Whether tensors laid out as :meth:`weights` have a row for each replica that is computed here."""
     needs_syncs: bool
     """Whether syncs are wanted even where nothing is explored or steered."""
 
@@ -160,7 +162,7 @@ class Replicas(Protocol):
         ...
 
     def report(
-        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
     ) -> list[Report]:
         """The one small exchange of a sync. Collective.
 
@@ -169,7 +171,7 @@ class Replicas(Protocol):
 
         Args:
             num_steps: where the ensemble stands.
-            base: the shared values.
+            base: returns the shared values; asked only where there are others to compare with.
             scores: what :meth:`score` returned.
         """
         ...

@@ -11,30 +11,32 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
+from hdet.replicas.agreement import require_same_settings
 from hdet.replicas.average import Averager
-from hdet.replicas.equality import Equality, Verdict
-from hdet.replicas.exchange import digest, exchange, exchange_within, require_same_settings
+from hdet.replicas.copies import ALONE, RankSavePoint, clear_state
+from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum
+from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.healing import heal
+from hdet.replicas.healing import Equality, Verdict, heal
 from hdet.replicas.health import Health
-from hdet.replicas.local_gradients import GradientExchange
-from hdet.replicas.losses import LossMeter, LossSum
+from hdet.replicas.losses import LossMeter, LossSum, run_probe
+from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
 from hdet.replicas.port import Report, Values
-from hdet.replicas.probe import run_probe
-from hdet.replicas.save_point import RankSavePoint, clear_state
-from hdet.replicas.shards import LocalParts, as_saved, local_part, reshard
-from hdet.replicas.sliced import ALONE
 from hdet.replicas.tensors import (
     Buffers,
+    LocalParts,
+    as_saved,
     averaged_tensors,
+    digest,
     is_dry_step,
     layout_text,
+    local_part,
     moments_of,
     names_of,
     parameters_of,
+    reshard,
 )
 from hdet.replicas.warm_start import add_noise
-from hdet.replicas.wrapped import partitioning_layer, refresh_masters, state_owner
 from hdet.weak_hook import weak_hook
 
 _log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class RankReplicas:
     ) -> None:
         self.count, self.index, self.has_others = group.count, group.index, group.communicates
         self.is_writer, self.has_probe = group.is_writer, probe is not None
-        self.needs_syncs, self.is_sharded = False, bool(group.within)
+        self.needs_syncs, self.has_rows, self.is_sharded = False, False, bool(group.within)
         self._group, self._optimizer, self._model, self._probe = group, optimizer, model, probe
         self._averager = Averager(group, bucket_mib=bucket_mib)
         self._averager_of_copies = Averager(group, bucket_mib=bucket_mib)
@@ -191,7 +193,7 @@ class RankReplicas:
         return [run_probe(self._probe, self._model)]
 
     def report(
-        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
@@ -201,46 +203,59 @@ class RankReplicas:
         looks_whether_they_part = (
             self.has_others and self._has_trained_alone and not (self._explores or self._is_known_to_part)
         )
-        here = [
+        is_compared = ought_to_be_equal or looks_whether_they_part
+        norm = self._gradient_norm
+        here = Message(
             *self._losses.take(),
-            float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
-            math.nan if scores is None else scores[0],
-            float(num_steps),
-            digest(repr(dict(base))),
-            float(self._health.checksum(weights)) if ought_to_be_equal or looks_whether_they_part else 0.0,
-            digest(layout_text(moments)) if moments else 0.0,
-            math.nan if self._gradient_norm is None else float(self._gradient_norm) ** 2,
-        ]
-        mine = _joined(exchange_within(self._group, here, f"the sync at step {num_steps}"))
-        rows = exchange(self._group, mine, f"the sync at step {num_steps}")
-        if len(rows) < self.count:  # alone, though more replicas were asked for: they say nothing
-            silent = [0.0, 0.0, 0.0, 1.0, math.nan, *mine[5:]]
-            rows = [mine if r == self.index else silent for r in range(self.count)]
-        _require_in_step([row[5] for row in rows], [row[6] for row in rows])
-        _require_same_moments([row[8] for row in rows])
+            is_finite=float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
+            score=math.nan if scores is None else scores[0],
+            num_steps=float(num_steps),
+            base=digest(repr(dict(base()))) if self._group.joins else 0.0,
+            checksum=float(self._health.checksum(weights)) if is_compared else 0.0,
+            moments=digest(layout_text(moments)) if moments else 0.0,
+            squared_norm=math.nan if norm is None else float(norm) ** 2,
+        )
+        every = self._exchanged(here, f"the sync at step {num_steps}") if self._group.joins else [here]
+        if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
+            every = [here if r == self.index else here.silent() for r in range(self.count)]
+        checksums = [message.checksum for message in every]
         if looks_whether_they_part:
-            self._look_whether_they_part([row[7] for row in rows])
+            self._look_whether_they_part(checksums)
         self._verdict = Verdict(None)
         if ought_to_be_equal:
+            are_finite = [bool(message.is_finite) for message in every]
             self._verdict = self._equality.judge(
-                [row[7] for row in rows],
-                [bool(row[3]) for row in rows],
+                checksums,
+                are_finite,
                 weights,
                 lambda: names_of(self._whole(), self._optimizer, self._model),
                 num_steps,
             )
-            self._has_parted = self._verdict.agreed is None and any(row[3] for row in rows)
-        odd = self._verdict.odd
+            self._has_parted = self._verdict.agreed is None and any(are_finite)
         return [
             Report(
-                LossSum(*row[:3]),
-                bool(row[3]),
-                None if scores is None else row[4],
-                r not in odd,
-                None if math.isnan(row[9]) else math.sqrt(row[9]),
+                LossSum(*message[:3]),
+                bool(message.is_finite),
+                None if scores is None else message.score,
+                r not in self._verdict.odd,
+                None if math.isnan(message.squared_norm) else math.sqrt(message.squared_norm),
             )
-            for r, row in enumerate(rows)
+            for r, message in enumerate(every)
         ]
+
+    def _exchanged(self, here: Message, what: str) -> list[Message]:
+        """The messages of all replicas, each joined from those of its processes. Collective."""
+        parts = [Message(*row) for row in exchange_within(self._group, here, what)]
+        _require_in_step(parts)
+        every = [Message(*row) for row in exchange(self._group, Message.joined(parts), what)]
+        _require_in_step(every)
+        if len({message.moments for message in every}) > 1:
+            raise ConfigurationMismatchError(
+                "replicas must hold optimizer state for the same parameters, but they do not: with local "
+                "gradients a parameter that only some replicas use has state only there. Let every parameter "
+                "take part in every loss, or pass moments='keep'"
+            )
+        return every
 
     def _look_whether_they_part(self, checksums: Sequence[float]) -> None:
         if checksums[self.index] == self._first_checksum:
@@ -260,9 +275,8 @@ class RankReplicas:
         return all(row[0] for row in exchange_within(self._group, [is_finite]))
 
     def _joined_checksum(self, weights: Sequence[Tensor]) -> float:
-        return _sum_of(
-            [row[0] for row in exchange_within(self._group, [float(self._health.checksum(weights))])]
-        )
+        rows = exchange_within(self._group, [float(self._health.checksum(weights))])
+        return joined_checksum([row[0] for row in rows])
 
     # --- weights -------------------------------------------------------------------------------------
 
@@ -384,39 +398,13 @@ class RankReplicas:
         )
 
 
-def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
-    """What the processes of one replica report, as one: losses add up, all must be finite and in step."""
-    if len(rows) == 1:
-        return list(rows[0])
-    _require_in_step([row[5] for row in rows], [row[6] for row in rows])
-    sums = [math.fsum(row[i] for row in rows) for i in range(3)]
-    score = math.fsum(row[4] for row in rows) / len(rows)
-    checksums = [_sum_of([row[i] for row in rows]) for i in (7, 8)]
-    square = math.fsum(row[9] for row in rows)
-    return [*sums, min(row[3] for row in rows), score, rows[0][5], rows[0][6], *checksums, square]
-
-
-def _sum_of(checksums: Sequence[float]) -> float:
-    """One checksum of several, of as many bits."""
-    return float(sum(int(value) for value in checksums) % (2**48 - 59))
-
-
-def _require_in_step(steps: Sequence[float], bases: Sequence[float]) -> None:
+def _require_in_step(messages: Sequence[Message]) -> None:
     remedy = "call step() on every replica for the same optimizer steps, load the same checkpoint everywhere"
-    if len(set(steps)) > 1:
-        shown = [int(step) for step in steps]
+    if len({message.num_steps for message in messages}) > 1:
+        shown = [int(message.num_steps) for message in messages]
         raise ConfigurationMismatchError(f"replicas must sync at the same step, got steps {shown}: {remedy}")
-    if len(set(bases)) > 1:
-        shown = [f"{int(base):012x}" for base in bases]
+    if len({message.base for message in messages}) > 1:
+        shown = [f"{int(message.base):012x}" for message in messages]
         raise ConfigurationMismatchError(
             f"replicas must share the same base values, got fingerprints {shown}: {remedy}"
-        )
-
-
-def _require_same_moments(layouts: Sequence[float]) -> None:
-    if len(set(layouts)) > 1:
-        raise ConfigurationMismatchError(
-            "replicas must hold optimizer state for the same parameters, but they do not: with local "
-            "gradients a parameter that only some replicas use has state only there. Let every parameter "
-            "take part in every loss, or pass moments='keep'"
         )

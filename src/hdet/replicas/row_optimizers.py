@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hdet.replicas.device import widest_float
+from hdet.replicas.tensors import widest_float
 
 Hyper = Mapping[str, Any]
 """Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or a

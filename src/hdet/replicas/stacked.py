@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -10,16 +11,46 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import all_finite, rows_are_finite
-from hdet.replicas.losses import LossRows
+from hdet.replicas.losses import LossRows, run_probe
 from hdet.replicas.port import Report, Values
-from hdet.replicas.probe import run_probe
 from hdet.replicas.row_optimizers import RowOptimizer
-from hdet.replicas.row_values import RowValues
 from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
-from hdet.replicas.sliced import ALONE
 from hdet.replicas.warm_start import add_noise
+
+
+class RowValues:
+    """The multipliers of all rows. The optimizer and the model hold the shared values.
+
+    Args:
+        values: what is explored.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values, self.explores = values, values.explores
+        self._multipliers: dict[str, Sequence[float]] = {}
+
+    def place(self, multipliers: Mapping[str, Sequence[float]]) -> None:
+        """Give every row its multipliers, one for each row and name."""
+        self._multipliers |= multipliers
+
+    def in_group(self, group_index: int, *, num_rows: int) -> dict[str, list[float]]:
+        """The explored values of a parameter group, for the first rows."""
+        rows = {name: row[:num_rows] for name, row in self._multipliers.items()}
+        return self._values.in_group(group_index, rows)
+
+    @contextmanager
+    def one_by_one(self) -> Iterator[Callable[[int], None]]:
+        """Yields what puts a row's values where the model reads them; afterwards it reads the shared ones."""
+        try:
+            yield lambda row: self._use({name: rhos[row] for name, rhos in self._multipliers.items()})
+        finally:
+            self._use(dict.fromkeys(self._multipliers, 1.0))
+
+    def _use(self, multipliers: Mapping[str, float]) -> None:
+        self._values.use_static(multipliers)
 
 
 class StackedReplicas:
@@ -51,7 +82,7 @@ class StackedReplicas:
     ) -> None:
         self.count, self.index, self.has_others = count, 0, count > 1
         self.is_writer, self.has_probe = True, probe is not None
-        self.is_sharded, self.bytes_sent = False, 0
+        self.is_sharded, self.has_rows, self.bytes_sent = False, True, 0
         self.needs_syncs = True  # the user's model is written there
         self.probe = probe
         """What replicas are scored by."""
@@ -187,7 +218,7 @@ class StackedReplicas:
         return scores * (self.count // len(scores))
 
     def report(
-        self, num_steps: int, base: Mapping[str, float], scores: Sequence[float] | None
+        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
     ) -> list[Report]:
         """What is known of every replica."""
         moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []

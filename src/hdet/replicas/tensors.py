@@ -1,14 +1,156 @@
-"""What is averaged at a sync."""
+"""The tensors of a replica: what is averaged, the parts that are here, flat views, devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from hdet.replicas.exchange import digest
+
+def accelerator() -> torch.device | None:
+    """The accelerator that this process can use, or None.
+
+    A build of torch for CUDA names ``cuda`` also on a machine without a device, so it is asked first.
+    """
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def accelerator_module() -> Any:
+    """``torch.cuda``, ``torch.mps`` or another module of that kind; None without an accelerator."""
+    device = accelerator()
+    return None if device is None else torch.get_device_module(device)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Double precision where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def flat_view(tensor: Tensor) -> Tensor | None:
+    """All elements in the order of memory, or None if they do not lie side by side."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return None
+            expected *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+class KnownTensors:
+    """Remembers a list of tensors and where they lie, so that what follows from it is worked out once."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
+
+    def are(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors that were remembered last, at the same places."""
+        addresses = list(map(Tensor.data_ptr, tensors))
+        return addresses == self._addresses and all(map(operator.is_, tensors, self._tensors))
+
+    def remember(self, tensors: Sequence[Tensor]) -> None:
+        """Call it when what follows from them is worked out: an error before that must not count."""
+        self._tensors, self._addresses = list(tensors), list(map(Tensor.data_ptr, tensors))
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor: a process holds its own part of it."""
+    # By name: importing the class takes as long as importing half of torch.
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+
+
+@torch.no_grad()
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is in this process; changing it changes the tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue, reportReturnType]
+
+
+class LocalParts:
+    """The local parts of a list of tensors, the same objects while they stay where they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """The parts, in order. Tensors that are whole are their own."""
+        return [self._part(tensor) if is_sharded(tensor) else tensor for tensor in tensors]
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        part = local_part(tensor)
+        owner, known = self._known.get(id(tensor), (None, part))
+        if owner is not tensor or known.data_ptr() != part.data_ptr():
+            known = part
+        self._known[id(tensor)] = (tensor, known)
+        return known
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> None:
+    """Clip gradients by their norm, also where parameters lie on different meshes, which torch's own refuses.
+
+    A gradient that tensor parallelism holds on several ranks counts once.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not any(is_sharded(gradient) for gradient in gradients):
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    whole: list[Any] = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]  # pyright: ignore[reportAttributeAccessIssue]
+    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(whole)) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local_part(gradient).mul_(factor)
+
+
+def reshard(model: nn.Module | None) -> None:
+    """Let modules of fully_shard forget the whole parameters that they may still hold.
+
+    After an evaluation the outermost one keeps them, and would not see what is written to the parts.
+    """
+    for module in [] if model is None else model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            module.reshard()  # pyright: ignore[reportCallIssue]
+
+
+def as_saved(parts: Sequence[Tensor], owners: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
+    """What a checkpoint holds of tensors laid out as the local parts of their owners: copies in host memory.
+
+    Where the owner is sharded so is the copy, which ``torch.distributed.checkpoint`` can save.
+    """
+    return [
+        sharded_like(part.detach().to("cpu", copy=copies), owner)
+        for part, owner in zip(parts, owners, strict=True)
+    ]
+
+
+def fitting(saved: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Tensors of a checkpoint in these shapes: of another number of rows, the first one stands for all."""
+    parts = [local_part(whole) for whole in saved]
+    return [
+        part if part.shape == shape else part[:1].expand(shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
+
+
+def sharded_like(part: Tensor, owner: Any) -> Tensor:
+    """A tensor of which this process holds this part, sharded as its owner is."""
+    if not is_sharded(owner):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part.to(owner.to_local().device),
+        owner.device_mesh,
+        owner.placements,
+        run_check=False,
+        shape=owner.shape,
+        stride=owner.stride(),
+    )
 
 
 def parameters_of(optimizer: object) -> list[Tensor]:
@@ -82,6 +224,15 @@ def is_dry_step(optimizer: Optimizer) -> bool:
             return False
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
+
+
+def digest(text: str) -> float:
+    """A fingerprint of ``text`` that survives a double: 48 bits.
+
+    >>> digest("a") == digest("a"), digest("a") == digest("b")
+    (True, False)
+    """
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
 def layout_text(tensors: Sequence[Tensor]) -> str:

@@ -10,11 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hdet.checks import require_choice, require_count, require_number
-from hdet.method.assign import derived_seed
-from hdet.method.noise import noise_std
-from hdet.replicas.device import widest_float
+from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.shards import is_sharded, local_part
+from hdet.replicas.tensors import is_sharded, local_part, widest_float
 
 
 def warm_start(

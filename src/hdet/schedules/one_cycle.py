@@ -21,15 +21,13 @@ from hdet.checks import (
 )
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import check_keys
-from hdet.ensemble.unchanged import unchanged_on_error
 from hdet.errors import HdetError, HdetWarning, warn
 from hdet.explore import LearningRate
-from hdet.method.controller import Controller
-from hdet.method.decay import equation8
+from hdet.method.controller import Controller, equation8
 from hdet.method.guard import Guard
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
-from hdet.replicas.wrapped import plain_optimizer
+from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,7 +16,7 @@ from hdet.explore import ExploredValues, Hyperparameter
 from hdet.explore.values import hyperparameters_of
 from hdet.records import RoundRecord
 from hdet.records.names import is_learning_rate
-from hdet.replicas.wrapped import plain_optimizer
+from hdet.replicas.optimizers import plain_optimizer
 from hdet.weak_hook import weak_hook
 
 

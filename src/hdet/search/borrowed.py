@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.replicas.exchange import exchange, exchange_within
-from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import Health
-from hdet.replicas.save_point import (
+from hdet.replicas.copies import (
+    ALONE,
     WeightsCopy,
     clear_state,
     generator_states,
@@ -21,9 +19,10 @@ from hdet.replicas.save_point import (
     restore_generators,
     set_aside_state,
 )
-from hdet.replicas.shards import local_part, reshard
-from hdet.replicas.sliced import ALONE
-from hdet.replicas.tensors import averaged_tensors
+from hdet.replicas.exchange import exchange, exchange_within
+from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.health import Health
+from hdet.replicas.tensors import averaged_tensors, local_part, reshard
 
 _log = logging.getLogger(__name__)
 

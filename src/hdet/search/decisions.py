@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 
 LEAST_STEPS = 50
 """A shorter run cannot afford a search."""

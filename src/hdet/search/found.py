@@ -151,7 +151,7 @@ class FoundLR:
 
     def write(self, optimizer: Optimizer) -> None:
         """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
-        from hdet.replicas.wrapped import plain_optimizer  # imports torch, which hdet.jax does without
+        from hdet.replicas.optimizers import plain_optimizer  # imports torch, which hdet.jax does without
 
         optimizer = plain_optimizer(optimizer)
         if len(optimizer.param_groups) != len(self.lr):

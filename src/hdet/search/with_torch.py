@@ -13,24 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_number
 from hdet.errors import NotFiniteError
+from hdet.replicas.agreement import raising_together, require_same_settings
 from hdet.replicas.average import Averager
-from hdet.replicas.claims import peak_rate, remember_search, require_free
-from hdet.replicas.exchange import exchange, exchange_within, require_same_settings
+from hdet.replicas.copies import ALONE, WeightsCopy
+from hdet.replicas.exchange import exchange, exchange_within
+from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.local_gradients import mesh_of_replicas
 from hdet.replicas.losses import scalar_of
+from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_search, require_free, without_ddp
+from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
 from hdet.replicas.rows import size_of, split
-from hdet.replicas.save_point import WeightsCopy
-from hdet.replicas.shards import clip_gradients, local_part, reshard
-from hdet.replicas.sliced import ALONE
-from hdet.replicas.supported import require_supported, require_whole_optimizer
-from hdet.replicas.tensors import parameters_of
-from hdet.replicas.together import raising_together
-from hdet.replicas.wrapped import optimizer_layers, without_ddp
+from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, reshard
 from hdet.search.batch_norm import own_statistics
 from hdet.search.batches import endless
 from hdet.search.borrowed import Borrowed
@@ -126,7 +123,7 @@ def find_lr(
         optimizer = layers[-1]
         require_free(optimizer)
         require_supported(layers, model)
-        require_whole_optimizer(layers)
+        refuse("optimizer", layers, OPTIMIZERS, "search")
         module = without_ddp(model)
         asked = [peak_rate(group) for group in optimizer.param_groups]
         for value in asked:
@@ -134,10 +131,6 @@ def find_lr(
         if not any(asked):
             raise ValueError(
                 "optimizer's lr must be above 0 in one group at least, got 0 in all: give any guess"
-            )
-        if isinstance(optimizer, LBFGS):
-            raise ValueError(
-                "optimizer must step without a closure, got LBFGS: it searches along a line by itself"
             )
     require_same_settings(everyone, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
     search = _Search(module, optimizer, batches, loss, probe, clip_norm, everyone, asked, total_steps)

@@ -12,7 +12,7 @@ from torch import nn
 
 import hdet
 from hdet.ensemble.tail import TailMean
-from hdet.method.tail import tail_steps
+from hdet.method.recipe import tail_steps
 
 
 def build(total_steps: int | None = 10, **settings: Any) -> tuple[nn.Module, Any, hdet.Ensemble]:

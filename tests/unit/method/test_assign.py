@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.method.assign import derived_seed, permutation
+from hdet.method.fan_out import derived_seed, permutation
 
 
 @given(st.integers(1, 200), st.integers(0, 2**62), st.integers(0, 10**9), st.text(max_size=20))

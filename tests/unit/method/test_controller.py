@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.method.controller import Controller, ControllerState, always_positive, log_update, paper_update
-from hdet.method.signal import joint_signals
+from hdet.method.controller import (
+    Controller,
+    ControllerState,
+    always_positive,
+    joint_signals,
+    log_update,
+    paper_update,
+)
 
 PAPER = {"momentum": 0.9, "step_size": 0.5, "decay": 0.0}
 

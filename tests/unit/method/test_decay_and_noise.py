@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from hdet.method.decay import equation8, first_controlled_sync, floor_matching, num_controlled_rounds
-from hdet.method.noise import noise_std
+from hdet.method.controller import equation8, first_controlled_sync, floor_matching, num_controlled_rounds
+from hdet.method.fan_out import noise_std
 
 
 def test_equation_8_grows_at_torchs_defaults() -> None:

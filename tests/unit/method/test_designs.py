@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.designs import correct_signs
-from hdet.method.assign import assign
-from hdet.method.spread import positions
+from hdet.method.fan_out import assign, positions
 
 
 def worst_correlation(design: str, num_replicas: int, num_names: int, round_index: int) -> float:

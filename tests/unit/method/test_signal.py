@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.method.signal import auto_temperature, joint_signals, softmax_weights, weighted_deviation
-from hdet.method.spread import multipliers
+from hdet.method.controller import auto_temperature, joint_signals, softmax_weights, weighted_deviation
+from hdet.method.fan_out import multipliers
 
 LOSSES = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.method.spread import multipliers
+from hdet.method.fan_out import multipliers
 
 
 def test_the_paper_setting_by_hand() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
 
 import hdet
-from hdet.replicas.wrapped import plain_model, without_ddp
+from hdet.replicas.optimizers import plain_model, without_ddp
 from tests.helpers.models import Net, batch
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.method.assign import permutation
-from hdet.method.spread import multipliers
+from hdet.method.fan_out import multipliers, permutation
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups
 
 SCHEDULES: dict[str, dict[str, Any]] = {

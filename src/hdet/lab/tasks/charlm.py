@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from hdet.checks import require_count, require_number
 from hdet.explore.module_attributes import AttentionScale
 from hdet.lab.tasks.task import Task, batch_generator, mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 _VOCABULARY = 128  # ASCII; the few other characters become "?"
 _MAX_CHARACTERS = 8_000_000

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hdet.checks import require_choice, require_count, require_number
 from hdet.lab.tasks.task import Task, mean
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 _NUM_TRAIN, _NUM_PROBE = 1197, 200  # 400 remain for evaluation
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.errors import install_command
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 BUILT_IN_TASKS = {
     "feed": "hdet.lab.tasks.feed:Feed",

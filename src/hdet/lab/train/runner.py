@@ -21,11 +21,11 @@ from hdet.lab.tasks.task import Task, load_task, options_of
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder, write_json
 from hdet.lab.train.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 from hdet.records import JsonlSink, RecordSink, RoundRecord, read_records
 from hdet.records.names import is_learning_rate
 from hdet.records.tee import Tee
-from hdet.replicas.save_point import generator_states, restore_generators
+from hdet.replicas.copies import generator_states, restore_generators
 from hdet.search.found import FoundLR
 
 _LOOK_EVERY = 10

@@ -11,7 +11,7 @@ import hdet
 from hdet.lab.tasks import Task, load_task
 from hdet.lab.tasks.task import BUILT_IN_TASKS, parse_options
 from hdet.lab.train.runner import evaluate
-from hdet.method.shape import one_cycle
+from hdet.method.recipe import one_cycle
 from hdet.replicas.rows import join
 
 CASES = [(name, {}) for name in BUILT_IN_TASKS] + [("digits", {"model": "conv", "width": 4, "dropout": 0.1})]

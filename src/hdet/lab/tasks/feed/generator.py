@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hdet.lab.tasks.feed.events import Events
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 BASE_RATES = (0.05, 0.12, 0.35)
 """Mean rates of contribution, like and long dwell over the year."""

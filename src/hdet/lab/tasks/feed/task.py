@@ -22,7 +22,7 @@ from hdet.lab.tasks.feed.ranker import Ranker, parameter_groups
 from hdet.lab.tasks.feed.scores import summary
 from hdet.lab.tasks.feed.windows import Windows
 from hdet.lab.tasks.task import Task, batch_generator
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 NUM_EVALUATION_BATCHES = 8
 HELD_OUT_SIZE = 64  # sequences in the probe and in each evaluation batch

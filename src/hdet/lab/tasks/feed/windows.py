@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hdet.lab.tasks.feed.events import Events
 from hdet.lab.tasks.feed.logs import Log
-from hdet.method.assign import derived_seed
+from hdet.method.fan_out import derived_seed
 
 SESSION_GAP_SECONDS = 1800.0
 MIN_EVENTS = 10

@@ -1,4 +1,4 @@
-"""Assignment: which replica holds which multiplier in a round."""
+"""Fan-out: how replicas are made to differ. Multipliers (eq. 1), who holds which (eq. 9), noise (eq. 10)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,79 @@ import math
 from collections.abc import Sequence
 
 from hdet.checks import require_choice
-from hdet.method.spread import positions
+
+
+def multipliers(num_replicas: int, spread: float, scale: str = "linear") -> list[float]:
+    r"""Evenly spaced factors with mean one (paper, eq. 1), or even in the logarithm.
+
+    .. math:: \rho_r = 1 + \alpha\,\frac{r - (N-1)/2}{\delta},
+              \qquad \delta = \max\left(\tfrac{N-1}{2},\ 0.5\right)
+
+    ``num_replicas`` is :math:`N` and ``spread`` is :math:`\alpha`.
+
+    >>> multipliers(3, 0.5)
+    [0.5, 1.0, 1.5]
+    >>> multipliers(3, 3.0, scale="log")
+    [0.25, 1.0, 4.0]
+    >>> multipliers(1, 0.5)
+    [1.0]
+    """
+    return [multiplier_at(position, spread, scale) for position in positions(num_replicas)]
+
+
+def positions(num_replicas: int) -> list[float]:
+    r"""Where the replicas stand in the spread, from -1 to 1: :math:`x_r = (r - (N-1)/2)/\delta`.
+
+    >>> positions(3), positions(1)
+    ([-1.0, 0.0, 1.0], [0.0])
+    """
+    center = (num_replicas - 1) / 2
+    return [(r - center) / max(center, 0.5) for r in range(num_replicas)]
+
+
+def multiplier_at(position: float, spread: float, scale: str = "linear") -> float:
+    r"""The factor at a position :math:`x`: :math:`1 + \alpha x` (eq. 1), or :math:`(1 + \alpha)^x`.
+
+    >>> multiplier_at(-1.0, 0.5), multiplier_at(1.0, 0.5, scale="log")
+    (0.5, 1.5)
+    """
+    return 1 + spread * position if scale == "linear" else (1 + spread) ** position
+
+
+def usable_share(base: float, low: float, high: float, spread: float, scale: str = "linear") -> float:
+    """How much of the spread fits between the bounds, from 0 to 1, when it is narrowed on both sides alike.
+
+    Cutting or folding single values at a bound would shift their mean away from the base.
+
+    >>> usable_share(0.4, 0.0, 0.5, spread=0.5)
+    0.5
+    >>> usable_share(0.5, 0.0, 0.5, spread=0.5)
+    0.0
+    """
+    if spread == 0 or base <= 0:
+        return 0.0
+    if scale == "linear":
+        room = min(high / base - 1, 1 - low / base)
+        return max(0.0, min(1.0, room / spread))
+    room = min(math.log(high / base), math.log(base / low) if low > 0 else math.inf)
+    return max(0.0, min(1.0, room / math.log(1 + spread)))
+
+
+def factor_limits(
+    base: float, low: float, high: float, spread: float, scale: str = "linear"
+) -> tuple[float, float]:
+    """By which factors the base may move so that a quarter of its spread still fits between the bounds.
+
+    At a bound itself nothing could be explored any more, and the base would stay there for good.
+
+    >>> factor_limits(0.2, 0.0, 0.5, spread=1.0)
+    (0.0, 2.0)
+    """
+    return (
+        low / multiplier_at(-0.25, spread, scale) / base,
+        high / multiplier_at(0.25, spread, scale) / base,
+    )
+
 
 DESIGNS = ("random", "latin", "factorial")
 
@@ -97,3 +169,17 @@ def derived_seed(seed: int, *parts: int | str) -> int:
 def _text(*parts: int | str) -> bytes:
     # repr keeps 1 and "1", and ("ab", "c") and ("a", "bc"), apart.
     return repr(parts).encode()
+
+
+def noise_std(noise_scale: float, norm: float, num_elements: int) -> float:
+    r"""Standard deviation of the warm-start noise (paper, eq. 10).
+
+    .. math:: \text{std} = \nu\,\frac{\lVert\theta\rVert}{\sqrt d}
+
+    ``noise_scale`` is :math:`\nu`. The norm and the number of elements are one tensor's (the form of
+    the reference code) or the whole model's (the form of the paper).
+
+    >>> noise_std(0.01, norm=2.0, num_elements=4)
+    0.01
+    """
+    return noise_scale * norm / math.sqrt(num_elements)

@@ -1,11 +1,13 @@
-"""What other libraries wrap around an optimizer, a schedule or a model, and what is inside."""
+"""Optimizers, schedules and models of the user: what is inside their wrappers, and who drives them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -103,3 +105,66 @@ def is_a(thing: object, class_name: str) -> bool:
     By name: importing some of these classes takes as long as importing half of torch.
     """
     return any(kind.__name__ == class_name for kind in type(thing).__mro__)
+
+
+_claimed: WeakKeyDictionary[Optimizer, ReferenceType[object]] = WeakKeyDictionary()
+_searched: WeakKeyDictionary[Optimizer, tuple[list[float], list[float]]] = WeakKeyDictionary()
+
+
+def require_free(optimizer: Optimizer) -> None:
+    """Raise if an ensemble drives the optimizer."""
+    driver = _claimed.get(optimizer)
+    if driver is not None and driver() is not None:  # one that went out of scope drives nothing
+        raise ValueError(
+            "optimizer must not be driven by another ensemble, got one that is: both would write its values. "
+            "Call close() on the other one first, or build a new optimizer"
+        )
+
+
+def claim(optimizer: Optimizer, driver: object) -> None:
+    """From now on ``driver`` drives the optimizer, until it is released or nobody holds it any more."""
+    _claimed[optimizer] = ref(driver)
+
+
+def release(optimizer: Optimizer) -> None:
+    """The optimizer is free again."""
+    _claimed.pop(optimizer, None)
+
+
+def peak_rate(group: Mapping[str, Any]) -> float:
+    """The learning rate that was asked for in a parameter group: the peak, where a schedule writes there."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+
+
+def remember_search(optimizer: Optimizer, asked: Sequence[float], found: Sequence[float]) -> None:
+    """A search from these learning rates has found those."""
+    _searched[optimizer] = list(asked), list(found)
+
+
+def unused_answer(optimizer: Optimizer) -> list[float] | None:
+    """What a search has found for the optimizer, where it still has the guess; else None."""
+    peaks = [peak_rate(group) for group in optimizer.param_groups]
+    asked, found = _searched.get(optimizer, (None, None))
+    return found if peaks == asked != found else None
+
+
+@contextmanager
+def unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
+    """Put the parameter groups back if the block raises."""
+    saved = [
+        {
+            key: value.clone() if key == "lr" and isinstance(value, Tensor) else value
+            for key, value in g.items()
+        }
+        for g in optimizer.param_groups
+    ]
+    try:
+        yield
+    except BaseException:
+        for group, before in zip(optimizer.param_groups, saved, strict=True):
+            lr = group["lr"]
+            group.clear()
+            group.update(before)
+            if isinstance(lr, Tensor):
+                group["lr"] = lr.copy_(before["lr"])
+        raise

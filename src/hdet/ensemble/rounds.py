@@ -1,13 +1,22 @@
-"""StepCounter: which calls of ``step`` stand for a step that the optimizer has made."""
+"""Which calls of ``step`` count, and what the rounds of a run are: StepCounter and Rounds."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
+from hdet.ensemble.sync import LossTable, Phase, Sync
 from hdet.errors import HdetError
-from hdet.replicas.shards import local_part
+from hdet.explore import ExploredValues
+from hdet.records import RecordSink, RoundRecord
+from hdet.replicas import Replicas
+from hdet.replicas.tensors import local_part
+
+_log = logging.getLogger(__name__)
 
 _MOST_BEFORE_THE_FIRST_CALL = 4
 """Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
@@ -93,3 +102,85 @@ def _has_gradient(parameter: Tensor) -> bool:
 def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int]:
     assert parameter.grad is not None
     return parameter, parameter.grad, _version(parameter.grad)
+
+
+class Rounds:
+    """The rounds of a run, one after the other.
+
+    Args:
+        phases: of a sync, in their order.
+        replicas: who takes part.
+        values: what is explored.
+        losses: what replicas have seen in this round.
+        sync_every: steps per round, T.
+        sink: where records go; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        replicas: Replicas,
+        values: ExploredValues,
+        losses: LossTable,
+        *,
+        sync_every: int,
+        sink: RecordSink | None,
+    ) -> None:
+        self._phases, self._replicas, self._values, self._losses = phases, replicas, values, losses
+        self._sync_every = sync_every
+        self._sink = sink if replicas.is_writer else None
+        self._recorded_at = self._counted_bytes = 0
+        self.converged_at = 0
+        """The step after which replicas were made equal last."""
+
+    def begin_at(self, num_steps: int) -> None:
+        """Begin, or begin again, after this many optimizer steps."""
+        self._recorded_at = self.converged_at = num_steps
+        self._counted_bytes = self._replicas.bytes_sent
+        self._replicas.clear_losses()
+        self._losses.clear()
+        for slot in self._values.slots:
+            slot.trace.clear()
+
+    def run(self, num_steps: int, *, ends_round: bool, joins: bool) -> RoundRecord:
+        """Sync at the end of a round, or within one. Collective."""
+        record = RoundRecord(
+            round=max(0, num_steps - 1) // self._sync_every,
+            step=num_steps,
+            num_replicas=self._replicas.count,
+            ends_round=ends_round,
+        )
+        sync = Sync(record, joins)
+        for phase in self._phases:
+            if ends_round or not phase.ends_round:
+                began = time.perf_counter()
+                with record_function(f"hdet::{phase.name}"):
+                    phase.run(sync)
+                spent = 1000 * (time.perf_counter() - began)
+                record.milliseconds[phase.name] = record.milliseconds.get(phase.name, 0.0) + spent
+        if joins or sync.leaves_equal:
+            self.converged_at = num_steps
+        if ends_round:
+            self._losses.clear()
+        sent = self._replicas.bytes_sent
+        record.bytes_sent, self._counted_bytes = sent - self._counted_bytes, sent
+        record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps
+        return record
+
+    def write(self, record: RoundRecord) -> None:
+        """Add the bases as they are now, and hand the record on."""
+        if not self._replicas.is_writer:
+            return
+        for replica, why in record.excluded.items():
+            _log.warning("step %d: replica %d left out: %s", record.step, replica, why)
+        if self._sink is None and not _log.isEnabledFor(logging.INFO):
+            return
+        for tunable in self._values.tunables:
+            record.base[tunable.name] = tunable.base
+            scheduled = tunable.slots[0].scheduled
+            record.correction[tunable.name] = tunable.base / scheduled if scheduled else 1.0
+            if tunable.control is not None:
+                record.velocity[tunable.name] = tunable.control.velocity
+        if self._sink is not None:
+            self._sink.write(record)
+        _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)

@@ -10,8 +10,7 @@ from typing import Any
 from hdet.checks import require_number
 from hdet.ensemble.state import check_counts, check_keys, check_numbers
 from hdet.ensemble.steering import Steering
-from hdet.ensemble.warn_once import WarnOnce
-from hdet.errors import HdetWarning
+from hdet.errors import HdetWarning, WarnOnce
 from hdet.explore import ExploredValues
 from hdet.method.controller import ControllerState
 from hdet.method.guard import Guard, GuardMemory, watch
@@ -44,9 +43,18 @@ class GuardSteering(Steering):
         values: ExploredValues,
         replicas: Replicas,
         *,
-        total_steps: int,
+        total_steps: int | None,
         warn: WarnOnce,
     ) -> None:
+        if total_steps is None:
+            raise ValueError(
+                "total_steps must be given for a Guard, got None: it needs the length of the run"
+            )
+        if not values.learning_rates:
+            raise ValueError(
+                "explore must hold an hdet.LearningRate for a Guard to lower, got none: add "
+                "hdet.LearningRate(spread=0)"
+            )
         self._settings, self._values, self._replicas = settings, values, replicas
         self._total_steps, self._warn = total_steps, warn
         self._memory, self._num_brakes = GuardMemory(), 0

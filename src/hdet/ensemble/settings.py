@@ -1,0 +1,151 @@
+"""Settings of an ensemble: built, checked, and compared between ranks in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hdet.checks import require_choice, require_count, require_number
+from hdet.explore import ExploredValues, Hyperparameter
+from hdet.method.controller import Controller
+from hdet.method.fan_out import DESIGNS
+from hdet.method.guard import Guard
+from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.records import RecordSink
+from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
+from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
+from hdet.replicas.tensors import has_coupled_decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an ensemble is told, checked when it is built. :class:`hdet.Ensemble` explains each."""
+
+    explore: Sequence[Hyperparameter]
+    sync_every: int
+    controller: Controller | Guard | None
+    total_steps: int | None
+    seed: int
+    bucket_mib: float
+    assignment: Literal["random", "latin", "factorial"]
+    gradients: Literal["shared", "local"]
+    merge: Merge | None
+    moments: Literal["auto", "average", "keep", "reset"]
+    probe: Any
+    average_tail: float
+    records: RecordSink | None
+
+    def __post_init__(self) -> None:
+        require_count("sync_every", self.sync_every)
+        if self.controller is not None and not isinstance(self.controller, Controller | Guard):
+            raise TypeError(
+                "controller must be an hdet.Controller, an hdet.Guard or None, got "
+                f"{self.controller!r} of type {type(self.controller).__name__}"
+            )
+        if self.total_steps is not None:
+            require_count("total_steps", self.total_steps)
+        require_count("seed", self.seed, at_least=0)
+        if self.records is not None and not isinstance(self.records, RecordSink):
+            raise TypeError(
+                "records must have a write(record) method, such as hdet.Records(), got "
+                f"{self.records!r} of type {type(self.records).__name__}"
+            )
+        require_number("bucket_mib", self.bucket_mib, above=0)
+        require_choice("assignment", self.assignment, DESIGNS)
+        require_choice("gradients", self.gradients, ("shared", "local"))
+        require_choice("moments", self.moments, ("auto", "average", "keep", "reset"))
+        self._check_merge()
+        if self.probe is not None and not callable(self.probe):
+            raise TypeError(
+                f"probe must be callable or None, got {self.probe!r} of type {type(self.probe).__name__}"
+            )
+        has_tail = require_number("average_tail", self.average_tail, at_least=0, below=1) > 0
+        if has_tail and self.total_steps is None:
+            raise ValueError(
+                "total_steps must be given to average the tail of the run, got None: pass it, or leave out "
+                "average_tail"
+            )
+
+    def _check_merge(self) -> None:
+        merge = self.merge
+        if merge is None or isinstance(merge, MeanMerge):
+            return
+        if not isinstance(merge, Merge):
+            raise TypeError(
+                f"merge must be a merge rule such as hdet.OuterMerge(), or None, got {merge!r} of type "
+                f"{type(merge).__name__}"
+            )
+        name = type(merge).__name__
+        if self.gradients != "local":
+            raise ValueError(
+                f"gradients must be 'local' for {name}, got {self.gradients!r}: replicas that share a "
+                "gradient hardly differ. Pass gradients='local', or leave merge out"
+            )
+        if merge.stays_apart and self.moments not in ("auto", "keep"):
+            raise ValueError(
+                f"moments must be 'auto' or 'keep' with {name}, got {self.moments!r}: replicas stay apart at "
+                "a sync, and each has its own. Leave moments out"
+            )
+        if isinstance(merge, LateMerge) and self.total_steps is None:
+            raise ValueError(
+                "total_steps must be given for LateMerge, got None: it counts from the end of the run"
+            )
+        if isinstance(self.controller, Guard) and (merge.has_state or merge.stays_apart):
+            raise ValueError(
+                f"controller must not be an hdet.Guard with {name}: it would put weights back, but not what "
+                "the merge rule remembers. Leave the guard out, or use another rule"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each replica trains with its own gradients, now or later."""
+        return self.gradients == "local"
+
+    @property
+    def rule(self) -> Merge:
+        """What replicas take from each other."""
+        return MeanMerge() if self.merge is None else self.merge
+
+    def moments_for(
+        self, optimizer: Optimizer, values: ExploredValues
+    ) -> Literal["average", "keep", "reset"]:
+        """What a sync does with the moments. If nothing was asked, they are averaged where they differ."""
+        if self.moments != "auto":
+            return self.moments
+        changes = any(tunable.changes_moments for tunable in values.tunables)
+        differ = self.is_local or has_coupled_decay(optimizer) or changes
+        return "average" if differ and not self.rule.stays_apart else "keep"
+
+    def compared(self) -> dict[str, object]:
+        """What must be the same on every replica. Records may be given to replica zero alone."""
+        compared = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "records"}
+        return compared | {"merge": self.rule, "probe": self.probe is not None}
+
+
+def check_objects(layers: Sequence[Optimizer], scheduler: object, model: object) -> None:
+    """Raise if optimizer, schedule or model are of the wrong kind, or do not belong together."""
+    optimizer = layers[-1]
+    require_free(optimizer)
+    if not any(group["params"] for group in optimizer.param_groups):  # one may be empty: frameworks make such
+        raise ValueError("optimizer must have parameters, got none in any group: build it from the model's")
+    refuse("scheduler", [scheduler], SCHEDULERS)
+    if scheduler is not None and not hasattr(scheduler, "step"):
+        raise TypeError(
+            f"scheduler must have a step() method, got {scheduler!r} of type {type(scheduler).__name__}"
+        )
+    if plain_optimizer(getattr(scheduler, "optimizer", optimizer)) is not optimizer:
+        raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module or None, got {model!r} of type {type(model).__name__}"
+        )
+    require_supported(layers, model)
+    kind = partitioning_layer(layers)
+    if kind is not None and model is None:
+        raise ValueError(
+            f"model must be given with a {kind}, got None: the optimizer holds a part of the parameters only"
+        )

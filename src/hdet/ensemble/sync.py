@@ -1,0 +1,337 @@
+"""A sync as a list of phases: probe, measure, converge, describe, steer, reassign."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hdet.ensemble.settings import Settings
+from hdet.ensemble.state import check_keys
+from hdet.ensemble.steering import Steering
+from hdet.ensemble.tail import Tail
+from hdet.errors import AllReplicasFailedError
+from hdet.explore import ExploredValues
+from hdet.method.exclusion import outliers
+from hdet.method.fan_out import assign
+from hdet.records import RoundRecord
+from hdet.replicas import Replicas, Report
+from hdet.replicas.losses import LossSum
+
+_LEAST_LOSSES = 20
+"""A mean over fewer losses is too noisy to say that a replica has fallen behind."""
+
+
+class LossTable:
+    """The losses of every replica in this round, the same in every process.
+
+    >>> table = LossTable(2)
+    >>> table.add([LossSum(3.0, 2.0, 0.0), LossSum(0.0, 0.0, 1.0)])
+    >>> table.means
+    [1.5, None]
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._num_replicas = num_replicas
+        self.clear()
+
+    def clear(self, rows: Sequence[Sequence[float]] = ()) -> None:
+        """Begin a round, or continue one from a saved table.
+
+        The table belongs to the replicas that filled it: for another number of them it is dropped.
+        """
+        self.rows = [LossSum()] * self._num_replicas
+        if len(rows) == self._num_replicas:
+            self.rows = [LossSum(*row) for row in rows]
+
+    def add(self, losses: Sequence[LossSum]) -> None:
+        """Add the losses of every replica since the last exchange."""
+        self.rows = [row.plus(loss) for row, loss in zip(self.rows, losses, strict=True)]
+
+    def forget(self, replica: int) -> None:
+        """Drop what a replica has seen in this round: it was of parameters that are gone."""
+        self.rows[replica] = LossSum()
+
+    @property
+    def means(self) -> list[float | None]:
+        """Mean loss of every replica; None where it saw no finite one."""
+        return [row.mean for row in self.rows]
+
+
+@dataclass
+class Sync:
+    """One sync, and what its phases have learnt so far."""
+
+    record: RoundRecord
+    joins: bool
+    """Leave all replicas with the same weights: before a save, and at the end of the run."""
+    probes: Sequence[float] | None = None
+    """Losses on the probe of the replicas that live here; None where they were not scored."""
+    reports: Sequence[Report] = ()
+    scores: list[float | None] = field(default_factory=list)
+    """What replicas are compared by: their losses, or those on the probe."""
+    has_merged: bool = False
+    """Whether replicas have taken something from each other."""
+    leaves_equal: bool = True
+    """Whether nothing differs between replicas now, so that one speaks for all."""
+
+
+class Phase(Protocol):
+    """One part of a sync."""
+
+    name: str
+    """What its time is counted under."""
+    ends_round: bool
+    """Whether it belongs to the end of a round only, and not to ``converge()`` within one."""
+
+    def run(self, sync: Sync) -> None:
+        """Do it, and tell the record. Collective."""
+        ...
+
+
+class Probe:
+    """Score the replicas on the same data, where they differ: only then are they compared.
+
+    Args:
+        replicas: who takes part.
+    """
+
+    name = "probe"
+    ends_round = True
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def run(self, sync: Sync) -> None:
+        """Ask for the scores."""
+        if self._replicas.differ:
+            sync.probes = self._replicas.score()
+
+
+class Measure:
+    """Look at the replicas: one small exchange, and who is left out.
+
+    Args:
+        replicas: who takes part.
+        values: what they share.
+        losses: what they have seen in this round.
+        converge: knows whether each replica has its own gradients now, so that one can fall behind.
+    """
+
+    name = "measure"
+    ends_round = False
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        values: ExploredValues,
+        losses: LossTable,
+        converge: Converge,
+    ) -> None:
+        self._replicas, self._values, self._losses = replicas, values, losses
+        self._converge = converge
+
+    def run(self, sync: Sync) -> None:
+        """Fill in losses, scores and those that are left out."""
+        record, replicas, losses = sync.record, self._replicas, self._losses
+        sync.reports = reports = replicas.report(record.step, lambda: self._values.base, sync.probes)
+        losses.add([report.losses for report in reports])
+        finds_outliers = record.ends_round and self._converge.is_local
+        record.excluded = excluded_replicas(losses, reports, record.step, finds_outliers=finds_outliers)
+        record.losses = losses.means
+        record.num_nonfinite_losses = [int(row.num_nonfinite) for row in losses.rows]
+        record.probes = [] if sync.probes is None else [report.finite_score for report in reports]
+        sync.scores = record.probes or record.losses
+        for r, report in enumerate(reports):
+            if not report.is_equal:
+                losses.forget(r)
+
+
+def excluded_replicas(
+    table: LossTable, reports: Sequence[Report], num_steps: int, *, finds_outliers: bool = False
+) -> dict[int, str]:
+    """Name the replicas that are left out of weights and mean, with the reason; raise if none is healthy.
+
+    Args:
+        table: losses of the round.
+        reports: what is known of each.
+        num_steps: where the ensemble stands.
+        finds_outliers: leave those out too whose loss is far above the others'.
+    """
+    excluded: dict[int, str] = {}
+    for r, (row, report) in enumerate(zip(table.rows, reports, strict=True)):
+        if not report.is_finite:
+            excluded[r] = "parameters are not finite"
+        elif not report.is_equal:
+            excluded[r] = "parameters differ from the other replicas'"
+        elif row.num_nonfinite and not row.num_finite:
+            excluded[r] = "no finite loss in this round"
+        elif report.score is not None and not math.isfinite(report.score):
+            excluded[r] = "the loss on the probe is not finite"
+    if len(excluded) == len(reports):
+        reasons = "; ".join(f"replica {r}: {why}" for r, why in excluded.items())
+        raise AllReplicasFailedError(
+            f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: "
+            "resume from the last checkpoint with a lower learning rate"
+        )
+    if finds_outliers:
+        healthy = [
+            row.mean if r not in excluded and row.num_finite >= _LEAST_LOSSES else None
+            for r, row in enumerate(table.rows)
+        ]
+        excluded |= dict.fromkeys(sorted(outliers(healthy)), "its loss is far above the others'")
+    return excluded
+
+
+class Converge:
+    """Average the replicas (paper, eq. 3), and heal those that ought to be equal to the others.
+
+    Args:
+        replicas: who takes part.
+        tail: what is averaged along, if there is one.
+    """
+
+    name = "converge"
+    ends_round = False
+    is_local = False
+    """Whether replicas train with their own gradients now."""
+
+    def __init__(self, replicas: Replicas, tail: Tail | None) -> None:
+        self._replicas, self._tail = replicas, tail
+
+    def begin(self, num_steps: int, *, begins_equal: bool) -> None:
+        """Begin, or begin again, with the weights that replicas have now."""
+
+    def step_made(self, num_steps: int) -> None:
+        """Called after every optimizer step."""
+
+    def run(self, sync: Sync) -> None:
+        """Give every replica the mean over those that are not left out."""
+        has_tail = self._tail is not None and self._replicas.has_others
+        self.merge(sync, self._tail.averaged() if has_tail and self._tail is not None else ())
+        spoilt = [r for r, report in enumerate(sync.reports) if not (report.is_finite and report.is_equal)]
+        if spoilt and self._tail is not None:
+            self._tail.replicas_healed(spoilt, sync.record.step)
+        sync.record.converged = self._replicas.has_others and sync.has_merged
+
+    def merge(self, sync: Sync, like_weights: Sequence[Tensor]) -> None:
+        """Average the weights, and tensors that are laid out like them. Collective."""
+        sync.has_merged = self._replicas.differ
+        self._replicas.average(sync.record.excluded, like_weights=like_weights)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Nothing: a mean remembers nothing."""
+
+    def check_state(self, state: Any) -> None:
+        """Raise for the state of a rule that remembers something."""
+        if state is not None:
+            check_keys("state_dict merge", state, ("rule",))
+            raise ValueError(
+                f"state_dict must be of a run with MeanMerge, got {state['rule']!r}: build the ensemble with "
+                "the merge rule that it was saved with"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Load nothing."""
+
+
+class Describe:
+    """Tell the record which values the replicas had in this round.
+
+    Args:
+        values: what is explored.
+        reassign: knows where every replica stands in every spread.
+        is_traced: whether the record keeps the base of every step.
+    """
+
+    name = "measure"
+    ends_round = False
+
+    def __init__(
+        self,
+        values: ExploredValues,
+        reassign: Reassign,
+        *,
+        is_traced: bool,
+    ) -> None:
+        self._values, self._reassign, self._is_traced = values, reassign, is_traced
+
+    def run(self, sync: Sync) -> None:
+        """Write positions, multipliers and values, and the trace of the base."""
+        record = sync.record
+        record.positions = self._reassign.positions(record.round)
+        for tunable in self._values.tunables:
+            multipliers = tunable.multipliers(record.positions[tunable.name])
+            record.multipliers[tunable.name] = multipliers
+            record.values[tunable.name] = [tunable.value_with(rho) for rho in multipliers]
+            if self._is_traced:
+                # At a sync the schedule has not moved on. Within a round its newest value is not used yet.
+                record.base_trace |= tunable.take_trace(keep_newest=not record.ends_round)
+
+
+class Steer:
+    """Let the controller move the shared values.
+
+    Args:
+        steering: the controller at work.
+        tail: begins again where the run goes back to earlier weights.
+    """
+
+    name = "steer"
+    ends_round = True
+
+    def __init__(self, steering: Steering, tail: Tail | None) -> None:
+        self._steering, self._tail = steering, tail
+
+    def run(self, sync: Sync) -> None:
+        """Decide by what the record tells."""
+        self._steering.sync(sync.record)
+        if self._steering.has_gone_back and self._tail is not None:
+            self._tail.forget()
+
+
+class Reassign:
+    """Fan out: give every replica its place in the spreads of the next round (paper, eqs. 1 and 9).
+
+    Args:
+        replicas: who takes part.
+        values: what is explored.
+        settings: of the ensemble, which tell how replicas are placed.
+    """
+
+    name = "steer"
+    ends_round = True
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        values: ExploredValues,
+        settings: Settings,
+    ) -> None:
+        self._replicas, self._values, self._settings = replicas, values, settings
+
+    def positions(self, round_index: int) -> dict[str, list[float]]:
+        """Place every replica in every spread, from -1 to 1."""
+        names = [tunable.name for tunable in self._values.tunables]
+        return assign(
+            self._settings.assignment, self._replicas.count, self._settings.seed, round_index, names
+        )
+
+    def run(self, sync: Sync) -> None:
+        """Draw the multipliers of the next round."""
+        self.draw(sync.record.step)
+
+    def draw(self, num_steps: int, *, narrows: bool = True) -> None:
+        """Draw the multipliers of the round that begins after so many steps, and tell the slots."""
+        positions, index = self.positions(num_steps // self._settings.sync_every), self._replicas.index
+        multipliers = {}
+        for tunable in self._values.tunables:
+            if narrows:
+                tunable.narrow_spread()
+            multipliers[tunable.name] = tunable.multipliers(positions[tunable.name])
+            tunable.position = positions[tunable.name][index]
+            tunable.multiplier = multipliers[tunable.name][index]
+        self._values.use(self._replicas.place(multipliers))
