@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.replicas import RankReplicas, ReplicaGroup, sliced
+from hdet.replicas import RankReplicas, ReplicaGroup, copies
 from hdet.replicas.copies import ALONE, SlicedCopy
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
@@ -41,7 +41,7 @@ def tensors(seed: int = 0) -> list[Tensor]:
 
 
 def _copied(rank: int, world_size: int, bucket_bytes: int) -> list[Any]:
-    sliced.BUCKET_BYTES = bucket_bytes
+    copies.BUCKET_BYTES = bucket_bytes
     group = ReplicaGroup.of(None)
     ours, theirs = SlicedCopy(tensors(), group, widens=True), SlicedCopy(tensors(), widens=True)
     sizes = [sum(part.numel() for part in one.parts) for one in (ours, theirs)]
@@ -262,7 +262,6 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from hdet.replicas import save_point
     from hdet.replicas.tensors import local_part
 
     torch.manual_seed(0)
@@ -276,7 +275,7 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
     taken: list[Tensor] = []
     fits: list[bool] = []
 
-    class Watched(save_point.WeightsCopy):
+    class Watched(copies.WeightsCopy):
         def take(self) -> None:
             super().take()
             taken[:] = [local_part(p).detach().clone() for p in model.parameters()]
@@ -287,7 +286,7 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
                 now = [local_part(p) for p in model.parameters()]
                 fits.append(all(torch.allclose(a, b, atol=1e-12) for a, b in zip(now, taken, strict=True)))
 
-    from hdet.replicas import borrowed
+    from hdet.search import borrowed
 
     whole, borrowed.WeightsCopy = borrowed.WeightsCopy, Watched
     try:

@@ -272,13 +272,13 @@ def test_an_optimizer_that_averages_weights_itself_stays_equal_without_a_spread(
 
 
 def _parted(rank, kind):
-    from hdet.ensemble import parts
+    from hdet.ensemble import construction
 
-    check, parts.check_replicas = parts.check_replicas, lambda *_, **__: None
+    refuse, construction.refuse = construction.refuse, lambda *_, **__: None
     try:
         return _averages_of_its_own(rank, kind, 0.5)
     finally:
-        parts.check_replicas = check
+        construction.refuse = refuse
 
 
 def _compiled(rank):
