@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
 from hdet.explore import LearningRate
@@ -101,11 +102,9 @@ class AutoLR(Ensemble):
         with unchanged_on_error(plain):
             with raising_together(group):
                 recipe = Recipe(total_steps=total_steps, sync_every=sync_every)
-                if found is not None and not isinstance(found, FoundLR):
-                    raise TypeError(
-                        f"found must be what hdet.find_lr returned, or None, got {found!r} of type "
-                        f"{type(found).__name__}: pass all of it, not found.lr"
-                    )
+                is_found = found is None or isinstance(found, FoundLR)
+                must = "found must be what hdet.find_lr returned, or None"
+                require_kind(must, found, is_found, "pass all of it, not found.lr")
                 settings = settings_of(recipe, plain, found)
             super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
         self._found = found

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hdet.checks import require_count
+from hdet.checks import require_count, require_kind
 from hdet.errors import CheckpointError, HdetWarning, warn
 from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
@@ -51,11 +51,9 @@ class Checkpoint:
         Before that, what does not fit is refused.
         """
         for name, part in parts.items():
-            if not callable(getattr(part, "load_state_dict", None)):
-                raise TypeError(
-                    f"{name} must have load_state_dict, got {part!r} of type {type(part).__name__}: plain "
-                    "values are returned, leave it out here"
-                )
+            is_loaded = callable(getattr(part, "load_state_dict", None))
+            remedy = "plain values are returned, leave it out here"
+            require_kind(f"{name} must have load_state_dict", part, is_loaded, remedy)
             if name not in self.states:
                 raise CheckpointError(
                     f"{self.path} must hold a part {name!r}, got {sorted(self.states)}: load the parts that "

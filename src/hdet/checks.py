@@ -55,6 +55,18 @@ def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = 
     return value
 
 
+def require_kind(must: str, value: object, is_right: bool, remedy: str = "") -> None:
+    """Raise unless ``value`` is of the right kind; ``must`` names the argument and the rule.
+
+    >>> require_kind("model must be a torch.nn.Module", 3, False)
+    Traceback (most recent call last):
+    TypeError: model must be a torch.nn.Module, got 3 of type int
+    """
+    if not is_right:
+        shown = f"{must}, got {value!r} of type {type(value).__name__}"
+        raise TypeError(shown + (f": {remedy}" if remedy else ""))
+
+
 def require_flag(name: str, value: object) -> bool:
     """Return ``value`` if it is True or False.
 

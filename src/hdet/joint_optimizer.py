@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.checks import require_kind
+
 
 class JointOptimizer(Optimizer):
     """Several optimizers, such as Muon for the matrices and AdamW for the rest, that step together.
@@ -31,11 +33,7 @@ class JointOptimizer(Optimizer):
         if not optimizers:
             raise ValueError("optimizers must be at least one, got none")
         for one in optimizers:
-            if not isinstance(one, Optimizer):
-                raise TypeError(
-                    f"optimizers must be torch.optim.Optimizer objects, got {one!r} of type "
-                    f"{type(one).__name__}"
-                )
+            require_kind("optimizers must be torch.optim.Optimizer objects", one, isinstance(one, Optimizer))
         owners = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
         if len(set(owners)) < len(owners):
             raise ValueError("optimizers must not share a parameter, but two of them hold the same one")

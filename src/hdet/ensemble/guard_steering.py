@@ -16,7 +16,6 @@ from hdet.method.controller import ControllerState
 from hdet.method.guard import Guard, GuardMemory, watch
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas
-from hdet.replicas.port import SavePoint
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +57,9 @@ class GuardSteering(Steering):
         self._settings, self._values, self._replicas = settings, values, replicas
         self._total_steps, self._warn = total_steps, warn
         self._memory, self._num_brakes = GuardMemory(), 0
-        self._copies: list[tuple[SavePoint, GuardMemory]] = []
+        self._copies: list[tuple[Any, GuardMemory]] = []
         self._next_copy = 0.0
-        self._initial: SavePoint | None = None
+        self._initial: Any = None
         self._initial_is_checked = self._began_apart = False
         self._learns_until = math.inf
 
@@ -72,7 +71,7 @@ class GuardSteering(Steering):
         self._initial_is_checked, self._began_apart = False, self._replicas.differ
         self._begin_at(num_steps)
 
-    def _save_point(self) -> SavePoint:
+    def _save_point(self) -> Any:
         return self._replicas.save_point(on_cpu=self._settings.copy_on_cpu)
 
     def _begin_at(self, step: int) -> None:
@@ -122,11 +121,10 @@ class GuardSteering(Steering):
         usable = [c for c in self._copies[:1] if expected is None or c[1].lowest <= expected]
         if usable:
             (point, self._memory), self._copies = usable[0], []  # the next time further back
-            point.restore()
+            self._replicas.restore(point)
             why = "the loss has collapsed, so earlier weights are put back"
         else:
-            assert self._initial is not None
-            self._initial.restore()
+            self._replicas.restore(self._initial)
             self._memory = GuardMemory()
             self._begin_at(record.step)
             why = "the run has lost all that it had learnt, so it begins again"

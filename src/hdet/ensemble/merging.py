@@ -13,7 +13,7 @@ from hdet.ensemble.state import check_keys, check_weights
 from hdet.ensemble.sync import Converge, Sync
 from hdet.ensemble.tail import Tail
 from hdet.errors import HdetError
-from hdet.method.merges import Merge
+from hdet.method.merges import AtSync, Merge
 from hdet.replicas import Replicas
 from hdet.replicas.tensors import fitting
 
@@ -82,13 +82,9 @@ class LocalMerge(Converge):
         is_apart = rule.stays_apart and not sync.joins
         sync.leaves_equal = not (rule.stays_apart or self._keeps_moments)
         sync.has_merged = rule.merges_at_syncs or not is_apart
-        rule.approach(
-            replicas.weights(),
-            self._copies,
-            partial(replicas.average_tensors, excluded=excluded, weights=shares),
-            num_replicas=replicas.count,
-            joins=not is_apart,
-        )
+        average = partial(replicas.average_tensors, excluded=excluded, weights=shares)
+        at = AtSync(replicas.weights(), self._copies, average, replicas.count)
+        rule.approach(at, joins=not is_apart)
         if is_apart:
             if excluded:
                 donor = min({*range(replicas.count)} - set(excluded))
@@ -96,7 +92,7 @@ class LocalMerge(Converge):
             replicas.weights_written()
             return
         replicas.average(excluded, like_weights=like_weights, weights=shares)
-        if rule.put(replicas.weights(), self._copies, ends_round=record.ends_round):
+        if rule.put(at, ends_round=record.ends_round):
             replicas.weights_written()
         if self._keeps_moments and not record.ends_round:  # one replica's checkpoint shall be everybody's
             replicas.copy(0, range(1, replicas.count))

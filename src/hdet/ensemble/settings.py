@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from hdet.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.method.controller import Controller
 from hdet.method.fan_out import DESIGNS
@@ -41,28 +41,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         require_count("sync_every", self.sync_every)
-        if self.controller is not None and not isinstance(self.controller, Controller | Guard):
-            raise TypeError(
-                "controller must be an hdet.Controller, an hdet.Guard or None, got "
-                f"{self.controller!r} of type {type(self.controller).__name__}"
-            )
+        controller, records, probe = self.controller, self.records, self.probe
+        require_kind(
+            "controller must be an hdet.Controller, an hdet.Guard or None",
+            controller,
+            controller is None or isinstance(controller, Controller | Guard),
+        )
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps)
         require_count("seed", self.seed, at_least=0)
-        if self.records is not None and not isinstance(self.records, RecordSink):
-            raise TypeError(
-                "records must have a write(record) method, such as hdet.Records(), got "
-                f"{self.records!r} of type {type(self.records).__name__}"
-            )
+        is_sink = records is None or isinstance(records, RecordSink)
+        require_kind("records must have a write(record) method, such as hdet.Records()", records, is_sink)
         require_number("bucket_mib", self.bucket_mib, above=0)
         require_choice("assignment", self.assignment, DESIGNS)
         require_choice("gradients", self.gradients, ("shared", "local"))
         require_choice("moments", self.moments, ("auto", "average", "keep", "reset"))
         self._check_merge()
-        if self.probe is not None and not callable(self.probe):
-            raise TypeError(
-                f"probe must be callable or None, got {self.probe!r} of type {type(self.probe).__name__}"
-            )
+        require_kind("probe must be callable or None", probe, probe is None or callable(probe))
         has_tail = require_number("average_tail", self.average_tail, at_least=0, below=1) > 0
         if has_tail and self.total_steps is None:
             raise ValueError(
@@ -74,11 +69,8 @@ class Settings:
         merge = self.merge
         if merge is None or isinstance(merge, MeanMerge):
             return
-        if not isinstance(merge, Merge):
-            raise TypeError(
-                f"merge must be a merge rule such as hdet.OuterMerge(), or None, got {merge!r} of type "
-                f"{type(merge).__name__}"
-            )
+        is_rule = isinstance(merge, Merge)
+        require_kind("merge must be a merge rule such as hdet.OuterMerge(), or None", merge, is_rule)
         name = type(merge).__name__
         if self.gradients != "local":
             raise ValueError(
@@ -126,23 +118,19 @@ class Settings:
         return compared | {"merge": self.rule, "probe": self.probe is not None}
 
 
-def check_objects(layers: Sequence[Optimizer], scheduler: object, model: object) -> None:
+def check_objects(layers: Sequence[Optimizer], scheduler: object, model: Any) -> None:
     """Raise if optimizer, schedule or model are of the wrong kind, or do not belong together."""
     optimizer = layers[-1]
     require_free(optimizer)
     if not any(group["params"] for group in optimizer.param_groups):  # one may be empty: frameworks make such
         raise ValueError("optimizer must have parameters, got none in any group: build it from the model's")
     refuse("scheduler", [scheduler], SCHEDULERS)
-    if scheduler is not None and not hasattr(scheduler, "step"):
-        raise TypeError(
-            f"scheduler must have a step() method, got {scheduler!r} of type {type(scheduler).__name__}"
-        )
+    is_schedule = scheduler is None or hasattr(scheduler, "step")
+    require_kind("scheduler must have a step() method", scheduler, is_schedule)
     if plain_optimizer(getattr(scheduler, "optimizer", optimizer)) is not optimizer:
         raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")
-    if model is not None and not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model must be a torch.nn.Module or None, got {model!r} of type {type(model).__name__}"
-        )
+    is_model = model is None or isinstance(model, nn.Module)
+    require_kind("model must be a torch.nn.Module or None", model, is_model)
     require_supported(layers, model)
     kind = partitioning_layer(layers)
     if kind is not None and model is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import require_count, require_flag, require_number
+from hdet.checks import require_count, require_flag, require_kind, require_number
 from hdet.explore import Tunable
 from hdet.replicas import Replicas
 from hdet.replicas.tensors import local_part
@@ -101,12 +101,9 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         )
 
 
-def check_version(state: object) -> None:
+def check_version(state: Any) -> None:
     """Raise if this is not a state of this version."""
-    if not isinstance(state, Mapping):
-        raise TypeError(
-            f"state_dict must be what state_dict() returned, got {state!r} of type {type(state).__name__}"
-        )
+    require_kind("state_dict must be what state_dict() returned", state, isinstance(state, Mapping))
     if "version" in state and state["version"] != VERSION:
         raise ValueError(
             f"state_dict must be of version {VERSION}, got version {state['version']!r}: load it with the "
@@ -114,15 +111,14 @@ def check_version(state: object) -> None:
         )
 
 
-def check_keys(name: str, state: object, keys: Collection[str]) -> None:
+def check_keys(name: str, state: Any, keys: Collection[str]) -> None:
     """Raise if a part of a state lacks something.
 
     >>> check_keys("state_dict", {"b": 1}, ["a", "b"])
     Traceback (most recent call last):
     ValueError: state_dict must hold a, b, but it has no a: load what state_dict() of an ensemble has returned
     """
-    if not isinstance(state, Mapping):
-        raise TypeError(f"{name} must be a dictionary, got {state!r} of type {type(state).__name__}")
+    require_kind(f"{name} must be a dictionary", state, isinstance(state, Mapping))
     if missing := [key for key in keys if key not in state]:
         raise ValueError(
             f"{name} must hold {', '.join(keys)}, but it has no {', '.join(missing)}: load what state_dict() "
@@ -136,19 +132,17 @@ def check_counts(name: str, state: Mapping[str, Any], keys: Collection[str]) -> 
         require_count(f"{name} {key}", state[key], at_least=0)
 
 
-def check_numbers(name: str, values: object, count: int, *, is_finite: bool = True) -> None:
+def check_numbers(name: str, values: Any, count: int, *, is_finite: bool = True) -> None:
     """Raise unless this is a list of so many numbers."""
     _check_list(name, values, count, "numbers")
-    assert isinstance(values, Sequence)
     for value in values:
         if is_finite or not isinstance(value, float) or math.isfinite(value):
             require_number(name, value)
 
 
-def check_tunables(state: object, tunables: Sequence[Tunable]) -> None:
+def check_tunables(state: Any, tunables: Sequence[Tunable]) -> None:
     """Raise unless these are the states of these hyperparameters."""
     check_keys("state_dict tunables", state, ())
-    assert isinstance(state, Mapping)
     names = [tunable.name for tunable in tunables]
     if set(state) != set(names):
         raise ValueError(
@@ -168,10 +162,9 @@ def check_tunables(state: object, tunables: Sequence[Tunable]) -> None:
         require_number(f"{name} share", saved["share"], at_least=0, at_most=1)
 
 
-def check_peaks(peaks: object, learning_rates: Sequence[Tunable]) -> None:
+def check_peaks(peaks: Any, learning_rates: Sequence[Tunable]) -> None:
     """Raise unless there is a peak for every slot of every learning rate."""
     _check_list("state_dict peaks", peaks, len(learning_rates), "lists")
-    assert isinstance(peaks, Sequence)
     for peak, tunable in zip(peaks, learning_rates, strict=True):
         check_numbers("state_dict peaks", peak, len(tunable.slots))
 
@@ -208,11 +201,10 @@ def check_tail(state: Any, replicas: Replicas, *, is_used: bool) -> None:
 
 
 def check_tensors(
-    name: str, saved: object, here: Sequence[Tensor], fits: Callable[[Tensor, Tensor], bool]
+    name: str, saved: Any, here: Sequence[Tensor], fits: Callable[[Tensor, Tensor], bool]
 ) -> None:
     """Raise unless these are tensors that fit those that are here."""
     _check_list(name, saved, len(here), "tensors")
-    assert isinstance(saved, Sequence)
     for i, (one, other) in enumerate(zip(saved, here, strict=True)):
         if not isinstance(one, Tensor):
             raise TypeError(f"{name} must hold tensors, got {type(one).__name__} at {i}")
@@ -222,9 +214,8 @@ def check_tensors(
             )
 
 
-def _check_list(name: str, values: object, count: int, what: str) -> None:
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{name} must be a list of {what}, got {values!r} of type {type(values).__name__}")
+def _check_list(name: str, values: Any, count: int, what: str) -> None:
+    require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))
     if len(values) != count:
         raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {_REMEDY}")
 

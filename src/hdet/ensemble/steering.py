@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hdet.ensemble.state import check_keys
@@ -50,10 +50,9 @@ class Steering:
         """Tensors on the CPU and numbers, the same on every replica after converging."""
         return {"controller": self.controller}
 
-    def check_state(self, state: object) -> None:
+    def check_state(self, state: Any) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Any controller takes over from none."""
         check_keys("state_dict steering", state, ("controller",))
-        assert isinstance(state, Mapping)
         if state["controller"] not in (self.controller, "none"):
             raise ValueError(
                 f"state_dict must be of a run with the controller {self.controller!r}, got "

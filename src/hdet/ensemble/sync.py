@@ -89,7 +89,6 @@ class Phase(Protocol):
 
     def run(self, sync: Sync) -> None:
         """Do it, and tell the record. Collective."""
-        ...
 
 
 class Probe:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.checks import require_count, require_flag
+from hdet.checks import require_count, require_flag, require_kind
 from hdet.ensemble.ensemble import Ensemble
 from hdet.ensemble.state import check_counts, check_keys, check_tensors
 from hdet.replicas.optimizers import plain_optimizer
@@ -68,16 +68,10 @@ class VirtualEnsemble:
         require_count("num_replicas", num_replicas)
         require_flag("vectorize", vectorize)
         require_flag("join_equal", join_equal)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
-        if not callable(loss):
-            raise TypeError(
-                f"loss must be a function loss(model, batch), got {loss!r} of type {type(loss).__name__}"
-            )
-        if probe is not None and not callable(probe):
-            raise TypeError(
-                f"probe must be a function probe(model) or None, got {probe!r} of type {type(probe).__name__}"
-            )
+        require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
+        require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
+        is_probe = probe is None or callable(probe)
+        require_kind("probe must be a function probe(model) or None", probe, is_probe)
         self.model = model
         self.replicas = StackedReplicas(
             model,

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.checks import require_kind
 from hdet.errors import NoEffectWarning, warn
 from hdet.explore.hyperparameter import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
@@ -37,10 +38,7 @@ class _ModuleSlots(Spreading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, got {self.model!r} of type {type(self.model).__name__}"
-            )
+        require_kind("model must be a torch.nn.Module", self.model, isinstance(self.model, nn.Module))
         if not isinstance(self.pattern, str):
             raise TypeError(f"pattern must be a text such as '*.attention.*', got {self.pattern!r}")
 

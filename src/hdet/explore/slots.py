@@ -8,27 +8,44 @@ replica's multiplier.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-_T = TypeVar("_T")
 
-
-class FloatSlot:
-    """A float in a parameter group."""
+class _Slot:
+    """What all slots have: where they lie, what they are told to hold, and a trace of scheduled values."""
 
     is_complement = False
+    """Factors apply to one minus the value, as suits a momentum close to one."""
     is_static = False
+    """Nobody else writes it at every step, so it is enough to write it at syncs."""
 
-    def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
-        self._optimizer, self.group_index, self.key = optimizer, group_index, key
-        self.column = key
+    def __init__(self, group_index: int, column: str) -> None:
+        self.group_index, self.column = group_index, column
         self.factor = 1.0
         self.held: float | None = None
-        self.trace: list[float] = []
+        self.trace: list[Any] = []
+
+    def take_trace(self, *, keep_newest: bool) -> list[float]:
+        """The scheduled values since the last call."""
+        kept = len(self.trace) - (keep_newest and bool(self.trace))
+        taken, self.trace = self.trace[:kept], self.trace[kept:]
+        return taken
+
+    def scale_trace(self, factor: float) -> None:
+        """The scheduled values that wait were used with another correction: make up for it."""
+        self.trace = [value * factor for value in self.trace]
+
+
+class FloatSlot(_Slot):
+    """A float in a parameter group."""
+
+    def __init__(self, optimizer: Optimizer, group_index: int, key: str) -> None:
+        super().__init__(group_index, key)
+        self._optimizer, self.key = optimizer, key
         self.bind()
 
     def bind(self) -> None:
@@ -36,38 +53,22 @@ class FloatSlot:
         self.group = self._optimizer.param_groups[self.group_index]
         self.scheduled = self.last_put = self.group[self.key]
 
-    def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """The scheduled values since the last call."""
-        taken, self.trace = _split(self.trace, keep_newest)
-        return taken
-
-    def scale_trace(self, factor: float) -> None:
-        """The scheduled values that wait were used with another correction: make up for it."""
-        self.trace = [value * factor for value in self.trace]
-
     def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
         """Put the scheduled value where a saved optimizer holds this slot."""
         optimizer_state["param_groups"][self.group_index][self.key] = self.scheduled
 
 
-class TensorSlot:
+class TensorSlot(_Slot):
     """A one-element tensor in a parameter group, written in place and without a host sync.
 
     Compiled and graph-captured optimizers read the tensor itself: replacing it would have no effect.
     """
 
-    is_complement = False
-    is_static = False
-
     def __init__(
         self, optimizer: Optimizer, group_index: int, key: str, bounds: tuple[float, float] | None = None
     ) -> None:
-        self._optimizer, self.group_index, self.key = optimizer, group_index, key
-        self.column = key
-        self._bounds = bounds
-        self.factor = 1.0
-        self.held: float | None = None
-        self.trace: list[Tensor] = []
+        super().__init__(group_index, key)
+        self._optimizer, self.key, self._bounds = optimizer, key, bounds
         self.bind()
 
     @property
@@ -112,20 +113,16 @@ class TensorSlot:
         self._last_put.copy_(self._tensor)
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """See :meth:`FloatSlot.take_trace`."""
-        taken, self.trace = _split(self.trace, keep_newest)
+        """See :meth:`_Slot.take_trace`."""
+        taken: list[Any] = super().take_trace(keep_newest=keep_newest)
         return torch.stack(taken).reshape(-1).tolist() if taken else []
-
-    def scale_trace(self, factor: float) -> None:
-        """See :meth:`FloatSlot.scale_trace`."""
-        self.trace = [value * factor for value in self.trace]
 
     def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatSlot.put_scheduled_into`."""
         optimizer_state["param_groups"][self.group_index][self.key] = self._scheduled.clone()
 
 
-class FunctionSlot:
+class FunctionSlot(_Slot):
     """Any place that can be read and written through functions.
 
     Args:
@@ -151,13 +148,9 @@ class FunctionSlot:
         column: str = "",
         bounds: tuple[float, float] | None = None,
     ) -> None:
-        self._get, self._set, self._save = get, set, save
-        self._bounds = bounds
-        self.group_index, self.column = group_index, column
+        super().__init__(group_index, column)
+        self._get, self._set, self._save, self._bounds = get, set, save, bounds
         self.is_complement, self.is_static = is_complement, is_static
-        self.factor = 1.0
-        self.held: float | None = None
-        self.trace: list[float] = []
         self.scheduled = self._last_put = get()
 
     def bind(self) -> None:
@@ -192,15 +185,8 @@ class FunctionSlot:
         self._last_put = self._get()  # what is read back may be rounded
 
     def take_trace(self, *, keep_newest: bool) -> list[float]:
-        """See :meth:`FloatSlot.take_trace`; a static value stands for all steps."""
-        if self.is_static:
-            return [self.scheduled]
-        taken, self.trace = _split(self.trace, keep_newest)
-        return taken
-
-    def scale_trace(self, factor: float) -> None:
-        """See :meth:`FloatSlot.scale_trace`."""
-        self.trace = [value * factor for value in self.trace]
+        """See :meth:`_Slot.take_trace`; a static value stands for all steps."""
+        return [self.scheduled] if self.is_static else super().take_trace(keep_newest=keep_newest)
 
     def put_scheduled_into(self, optimizer_state: dict[str, Any]) -> None:
         """See :meth:`FloatSlot.put_scheduled_into`."""
@@ -209,10 +195,6 @@ class FunctionSlot:
 
 
 Slot = FloatSlot | TensorSlot | FunctionSlot
-
-
-def _split(trace: list[_T], keep_newest: bool) -> tuple[list[_T], list[_T]]:
-    return (trace[:-1], trace[-1:]) if keep_newest else (trace, [])
 
 
 class SlotWriter:

@@ -8,34 +8,29 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from hdet.checks import require_kind
 from hdet.explore.hyperparameter import Hyperparameter
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 from hdet.weak_hook import weak_hook
 
 
-def hyperparameters_of(explore: object) -> list[Hyperparameter]:
+def hyperparameters_of(explore: Any) -> list[Hyperparameter]:
     """What the user asked for, as a list. Raises if it is something else.
 
     >>> hyperparameters_of("lr")
     Traceback (most recent call last):
     TypeError: explore must be a list of hyperparameters such as [hdet.LearningRate()], got 'lr' of type str
     """
-    if not isinstance(explore, Sequence) or isinstance(explore, str):
-        raise TypeError(
-            "explore must be a list of hyperparameters such as [hdet.LearningRate()], got "
-            f"{explore!r} of type {type(explore).__name__}"
-        )
+    is_list = isinstance(explore, Sequence) and not isinstance(explore, str)
+    require_kind("explore must be a list of hyperparameters such as [hdet.LearningRate()]", explore, is_list)
     if not explore:
         raise ValueError(
             "explore must name at least one hyperparameter, got none: leave it out for the default"
         )
     for h in explore:
-        if not callable(getattr(h, "tunables", None)):
-            raise TypeError(
-                f"explore must hold hyperparameters such as hdet.LearningRate(), got {h!r} of type "
-                f"{type(h).__name__}"
-            )
+        is_one = callable(getattr(h, "tunables", None))
+        require_kind("explore must hold hyperparameters such as hdet.LearningRate()", h, is_one)
     return list(explore)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from hdet.checks import require_number, require_number_or_choice
 from hdet.method.controller import auto_temperature, softmax_weights
@@ -96,6 +96,18 @@ Copies = Mapping[str, Sequence[Array]]
 """Copies of the weights that a rule keeps, by name, each laid out as the weights."""
 
 
+class AtSync(NamedTuple):
+    """What a rule works on at a sync."""
+
+    here: Sequence[Array]
+    """The weights of the replicas in this process."""
+    copies: Copies
+    """What the rule keeps."""
+    average: Callable[[Sequence[Array]], None]
+    """Gives every replica the mean of tensors, with the shares of :meth:`Merge.weights`."""
+    num_replicas: int
+
+
 class Merge:
     """What all merge rules have in common."""
 
@@ -120,26 +132,15 @@ class Merge:
         """The share of each replica in what they merge into; None for equal shares."""
         return None
 
-    def approach(
-        self,
-        here: Sequence[Array],
-        copies: Copies,
-        average: Callable[[Sequence[Array]], None],
-        *,
-        num_replicas: int,
-        joins: bool,
-    ) -> None:
+    def approach(self, at: AtSync, *, joins: bool) -> None:
         """Change the weights that are here, and the copies, before replicas are averaged, if they are.
 
         Args:
-            here: the weights of the replicas in this process, changed in place.
-            copies: what the rule keeps, changed in place.
-            average: gives every replica the mean of tensors, with the shares of :meth:`weights`.
-            num_replicas: N.
+            at: the weights and the copies, changed in place.
             joins: replicas are averaged next: before a save, and at the end of the run.
         """
 
-    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+    def put(self, at: AtSync, *, ends_round: bool) -> bool:
         """Change the weights after replicas were averaged; whether they were changed."""
         return False
 
@@ -198,26 +199,18 @@ class ElasticMerge(Merge):
     def __post_init__(self) -> None:
         require_number("strength", self.strength, above=0, at_most=1)
 
-    def approach(
-        self,
-        here: Sequence[Array],
-        copies: Copies,
-        average: Callable[[Sequence[Array]], None],
-        *,
-        num_replicas: int,
-        joins: bool,
-    ) -> None:
+    def approach(self, at: AtSync, *, joins: bool) -> None:
         """Pull every replica to the center, and the center to the mean of their votes."""
-        for weight, center in zip(here, copies["center"], strict=True):
-            apart = weight.detach().to(center.dtype)
-            pulled, vote = elastic_step(apart, center, strength=self.strength, num_replicas=num_replicas)
+        told = {"strength": self.strength, "num_replicas": at.num_replicas}
+        for weight, center in zip(at.here, at.copies["center"], strict=True):
+            pulled, vote = elastic_step(weight.detach().to(center.dtype), center, **told)
             weight.copy_(pulled)
             center.copy_(vote)
-        average(copies["center"])
+        at.average(at.copies["center"])
 
-    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+    def put(self, at: AtSync, *, ends_round: bool) -> bool:
         """Let all take the center."""
-        return _copy(copies["center"], here)
+        return _copy(at.copies["center"], at.here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,16 +231,17 @@ class OuterMerge(Merge):
         require_number("lr", self.lr, above=0)
         require_number("momentum", self.momentum, at_least=0, below=1)
 
-    def put(self, here: Sequence[Array], copies: Copies, *, ends_round: bool) -> bool:
+    def put(self, at: AtSync, *, ends_round: bool) -> bool:
         """Take one outer step from the anchor, and let all hold where it leads."""
         if not ends_round:
             return False
-        for mean, anchor, velocity in zip(here, copies["anchor"], copies["velocity"], strict=True):
+        anchors = at.copies["anchor"]
+        for mean, anchor, velocity in zip(at.here, anchors, at.copies["velocity"], strict=True):
             wide = mean.detach().to(anchor.dtype)
             moved = outer_step(anchor, wide, velocity, lr=self.lr, momentum=self.momentum)
             anchor.copy_(moved[0])
             velocity.copy_(moved[1])
-        return _copy(copies["anchor"], here)
+        return _copy(anchors, at.here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,21 +267,14 @@ class GradientNormMerge(Merge):
         """See :func:`inverse_norm_weights`."""
         return inverse_norm_weights(norms)
 
-    def approach(
-        self,
-        here: Sequence[Array],
-        copies: Copies,
-        average: Callable[[Sequence[Array]], None],
-        *,
-        num_replicas: int,
-        joins: bool,
-    ) -> None:
+    def approach(self, at: AtSync, *, joins: bool) -> None:
         """Pull every replica to the weighted mean, unless all take that mean itself."""
         if joins:
             return
-        _copy(here, copies["center"])
-        average(copies["center"])
-        for weight, center in zip(here, copies["center"], strict=True):
+        centers = at.copies["center"]
+        _copy(at.here, centers)
+        at.average(centers)
+        for weight, center in zip(at.here, centers, strict=True):
             weight.lerp_(center.to(weight.dtype), self.pull)
 
 

@@ -7,7 +7,7 @@
 from hdet.replicas.average import Averager
 from hdet.replicas.gradients import finite_mean_hook
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.port import Replicas, Report, SavePoint
+from hdet.replicas.port import Replicas, Report
 from hdet.replicas.ranks import RankReplicas
 from hdet.replicas.tensors import widest_float
 from hdet.replicas.warm_start import warm_start
@@ -18,7 +18,6 @@ __all__ = [
     "ReplicaGroup",
     "Replicas",
     "Report",
-    "SavePoint",
     "finite_mean_hook",
     "warm_start",
     "widest_float",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.exchange import wait_for_all
@@ -19,9 +19,6 @@ from hdet.replicas.tensors import (
     KnownTensors,
     accelerator_module,
     flat_view,
-    local_part,
-    parameters_of,
-    reshard,
 )
 
 ALONE = ReplicaGroup(0, 1)
@@ -301,48 +298,6 @@ class WeightsCopy:
     def put_buffers(self) -> None:
         """Put the buffers back. Not collective."""
         self._of_buffers.put(self._buffers)
-
-
-class RankSavePoint:
-    """A copy of what is trained, and of the model's buffers.
-
-    The optimizer's moments are not kept. They are twice the weights with Adam, and are those of a learning
-    rate that is about to be lowered: after a restore the optimizer begins again.
-
-    Args:
-        optimizer: what keeps the moments of this process.
-        model: its buffers.
-        group: replicas that hold the same weights, and a part of the copy each.
-        weights: what is trained, the same list on every replica; local parts where a replica is sharded.
-        written: is called after the weights were put back.
-        on_cpu: keep the copies in host memory.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        model: nn.Module | None,
-        group: ReplicaGroup,
-        *,
-        weights: Sequence[Tensor],
-        written: Callable[[], None],
-        on_cpu: bool,
-    ) -> None:
-        self._optimizer, self._written = optimizer, written
-        reshard(model)
-        buffers = [] if model is None else [local_part(buffer) for buffer in model.buffers()]
-        self._copy = WeightsCopy(weights, buffers, group, device="cpu" if on_cpu else None)
-
-    def restore(self) -> None:
-        """Put weights and buffers back, with an optimizer as before its first step. Collective.
-
-        The save point stays good.
-        """
-        self._copy.put("going back to a copy")
-        clear_state(self._optimizer)
-        for parameter in parameters_of(self._optimizer):
-            parameter.grad = None
-        self._written()
 
 
 @torch.no_grad()

@@ -55,18 +55,6 @@ class Values(Protocol):
 
     def use_static(self, multipliers: Mapping[str, float]) -> None:
         """Write these multiples where the model reads them."""
-        ...
-
-
-class SavePoint(Protocol):
-    """Weights and buffers as they were when the save point was made."""
-
-    def restore(self) -> None:
-        """Put them back on every replica, with an optimizer as before its first step. Collective.
-
-        The save point stays good.
-        """
-        ...
 
 
 @runtime_checkable
@@ -109,7 +97,6 @@ class Replicas(Protocol):
 
     def require_same(self, settings: Mapping[str, object]) -> None:
         """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
-        ...
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any replica. Collective."""
@@ -135,11 +122,9 @@ class Replicas(Protocol):
 
     def share_gradients(self, is_shared: bool) -> None:
         """Whether replicas train with the mean of their gradients, or each with its own, from now on."""
-        ...
 
     def detach(self) -> None:
         """Call nobody any more."""
-        ...
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -151,11 +136,9 @@ class Replicas(Protocol):
 
     def add_loss(self, loss: Any) -> None:
         """Take the loss of a batch, without waiting for the device."""
-        ...
 
     def clear_losses(self) -> None:
         """Forget the losses since the last exchange."""
-        ...
 
     def score(self) -> list[float]:
         """The loss on the probe of the replicas that live here. Not collective."""
@@ -188,7 +171,6 @@ class Replicas(Protocol):
 
     def weights_written(self) -> None:
         """Called after :meth:`weights` were changed from outside."""
-        ...
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
         """What a checkpoint holds of tensors laid out as :meth:`weights`: copies in host memory.
@@ -215,7 +197,6 @@ class Replicas(Protocol):
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
             weights: the share of every replica, zero for those that are excluded; None for equal shares.
         """
-        ...
 
     def average_tensors(
         self,
@@ -231,7 +212,6 @@ class Replicas(Protocol):
             excluded: left out of the mean; they receive it.
             weights: as in :meth:`average`.
         """
-        ...
 
     def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give replicas all that another one holds: parameters, buffers, optimizer state. Collective.
@@ -241,11 +221,9 @@ class Replicas(Protocol):
             receivers: who gets it.
             like_weights: further tensors to copy.
         """
-        ...
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
         """Add Gaussian noise to the parameters, a different draw for every replica (paper, eq. 10)."""
-        ...
 
     def equal_group(self) -> ReplicaGroup:
         """Those who hold the same parameters now, so that each can keep a part of a copy.
@@ -254,10 +232,19 @@ class Replicas(Protocol):
         """
         ...
 
-    def save_point(self, *, on_cpu: bool) -> SavePoint:
-        """Remember the weights and buffers. Collective only when it is restored.
+    def save_point(self, *, on_cpu: bool) -> Any:
+        """Copy the weights and buffers, for :meth:`restore`. Not collective.
+
+        The optimizer's moments are not kept: they are twice the weights with Adam, and those of a learning
+        rate that is about to be lowered.
 
         Args:
             on_cpu: keep the copies in host memory.
         """
         ...
+
+    def restore(self, point: Any) -> None:
+        """Put a save point back on every replica, with an optimizer as before its first step. Collective.
+
+        The save point stays good.
+        """

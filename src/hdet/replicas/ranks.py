@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
 from hdet.replicas.agreement import require_same_settings
 from hdet.replicas.average import Averager
-from hdet.replicas.copies import ALONE, RankSavePoint, clear_state
+from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
 from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
@@ -386,16 +386,21 @@ class RankReplicas:
         """All replicas while they ought to be equal, else this one alone."""
         return self._group if self.has_others and not self.differ else ALONE
 
-    def save_point(self, *, on_cpu: bool) -> RankSavePoint:
-        """Remember the weights and buffers."""
-        return RankSavePoint(
-            state_owner(self._optimizer),
-            self._model,
-            self.equal_group(),
-            weights=self.weights(),
-            written=self.weights_written,
-            on_cpu=on_cpu,
-        )
+    def save_point(self, *, on_cpu: bool) -> WeightsCopy:
+        """Copy the weights and buffers, each replica its part while all are equal."""
+        reshard(self._model)
+        buffers = [] if self._model is None else [local_part(buffer) for buffer in self._model.buffers()]
+        device = "cpu" if on_cpu else None
+        return WeightsCopy(self.weights(), buffers, self.equal_group(), device=device)
+
+    def restore(self, point: WeightsCopy) -> None:
+        """Put weights and buffers back, with an optimizer as before its first step. Collective."""
+        owner = state_owner(self._optimizer)
+        point.put("going back to a copy")
+        clear_state(owner)
+        for parameter in parameters_of(owner):
+            parameter.grad = None
+        self.weights_written()
 
 
 def _require_in_step(messages: Sequence[Message]) -> None:

@@ -309,30 +309,15 @@ class StackedReplicas:
         """This process alone: all of them live here."""
         return ALONE
 
-    def save_point(self, *, on_cpu: bool) -> StackedSavePoint:
-        """Remember the weights and buffers."""
-        return StackedSavePoint(self, on_cpu=on_cpu)
-
-
-class StackedSavePoint:
-    """A copy of all rows.
-
-    Args:
-        replicas: whose state it is.
-        on_cpu: keep the copies in host memory.
-    """
-
-    def __init__(self, replicas: StackedReplicas, *, on_cpu: bool) -> None:
-        self._replicas = replicas
-        device = torch.device("cpu") if on_cpu else None
-        count = replicas.num_distinct
-        tensors = [rows[:count] for rows in replicas.rows.tensors()]
-        self._rows = [rows.detach().to(device or rows.device, copy=True) for rows in tensors]
+    def save_point(self, *, on_cpu: bool) -> list[Tensor]:
+        """Copy the rows that are computed."""
+        computed = [rows[: self.num_distinct].detach() for rows in self.rows.tensors()]
+        return [rows.to("cpu" if on_cpu else rows.device, copy=True) for rows in computed]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put them back, and let the optimizer begin again. The save point stays good."""
-        for rows, saved in zip(self._replicas.rows.tensors(), self._rows, strict=True):
+    def restore(self, point: list[Tensor]) -> None:
+        """Put the rows back, and let the optimizer begin again."""
+        for rows, saved in zip(self.rows.tensors(), point, strict=True):
             rows[: len(saved)].copy_(saved)
-        self._replicas.row_optimizer.clear()
-        self._replicas.weights_written()
+        self.row_optimizer.clear()
+        self.weights_written()

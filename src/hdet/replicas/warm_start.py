@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hdet.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import is_sharded, local_part, widest_float
@@ -49,8 +49,7 @@ def warm_start(
     >>> bool((model.weight != before).all())
     True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
+    require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
     if replica is None:
         index = ReplicaGroup.of(process_group).index
     else:

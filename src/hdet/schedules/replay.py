@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import require_number
+from hdet.checks import require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.explore.values import hyperparameters_of
 from hdet.records import RoundRecord
@@ -39,11 +39,8 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
     for record in records:
-        if not isinstance(record, RoundRecord):
-            raise TypeError(
-                f"records must hold hdet.RoundRecord, got {record!r} of type {type(record).__name__}: pass "
-                "an hdet.Records, or what hdet.read_records returns"
-            )
+        remedy = "pass an hdet.Records, or what hdet.read_records returns"
+        require_kind("records must hold hdet.RoundRecord", record, isinstance(record, RoundRecord), remedy)
         if record.search is not None:  # before the run
             continue
         if record.step - record.num_steps != step:
@@ -138,19 +135,13 @@ class ReplayLR(LRScheduler):
         return {k: v for k, v in super().state_dict().items() if k not in ("lrs", "_others", "_values")}
 
 
-def _checked(schedule: object) -> dict[str, list[float]]:
-    if not isinstance(schedule, Mapping):
-        raise TypeError(
-            "schedule must be what hdet.export_schedule returned, such as {'lr': [...]}, got "
-            f"{schedule!r} of type {type(schedule).__name__}"
-        )
+def _checked(schedule: Any) -> dict[str, list[float]]:
+    must = "schedule must be what hdet.export_schedule returned, such as {'lr': [...]}"
+    require_kind(must, schedule, isinstance(schedule, Mapping))
     checked: dict[str, list[float]] = {}
     for name, values in schedule.items():
-        if not isinstance(values, Sequence) or isinstance(values, str):
-            raise TypeError(
-                f"schedule[{name!r}] must be a list of numbers, one for each step, got {values!r} of type "
-                f"{type(values).__name__}"
-            )
+        is_list = isinstance(values, Sequence) and not isinstance(values, str)
+        require_kind(f"schedule[{name!r}] must be a list of numbers, one for each step", values, is_list)
         lowest = 0.0 if is_learning_rate(name) else -math.inf
         checked[name] = [
             require_number(f"schedule[{name!r}][{i}]", value, at_least=lowest)
