@@ -311,13 +311,15 @@ class Reassign:
         settings: Settings,
     ) -> None:
         self._replicas, self._values, self._settings = replicas, values, settings
+        self._drawn: tuple[int, dict[str, list[float]]] = -1, {}  # of this round, which a sync describes
 
     def positions(self, round_index: int) -> dict[str, list[float]]:
         """Place every replica in every spread, from -1 to 1."""
-        names = [tunable.name for tunable in self._values.tunables]
-        return assign(
-            self._settings.assignment, self._replicas.count, self._settings.seed, round_index, names
-        )
+        if self._drawn[0] != round_index:
+            names, told = [tunable.name for tunable in self._values.tunables], self._settings
+            drawn = assign(told.assignment, self._replicas.count, told.seed, round_index, names)
+            self._drawn = round_index, drawn
+        return self._drawn[1]
 
     def run(self, sync: Sync) -> None:
         """Draw the multipliers of the next round."""

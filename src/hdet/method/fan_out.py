@@ -116,7 +116,8 @@ def assign(
     >>> assign("factorial", 4, 0, 0, ["lr", "weight_decay"])
     {'lr': [1.0, 1.0, -1.0, -1.0], 'weight_decay': [-1.0, 1.0, -1.0, 1.0]}
     """
-    require_choice("assignment", design, DESIGNS)
+    if design not in DESIGNS:
+        require_choice("assignment", design, DESIGNS)  # raises
     if num_replicas == 1:
         return {name: [0.0] for name in names}
     if design == "factorial":

@@ -324,6 +324,8 @@ class RankReplicas:
             receivers = {*range(self.count)} - set(agreed) | set(excluded)
             if receivers:
                 self.copy(donor, receivers - {donor}, like_weights=like_weights)
+            else:
+                reshard(self._model)
         elif self.differ or excluded:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
@@ -335,8 +337,9 @@ class RankReplicas:
                 clear_state(state_owner(self._optimizer))
             self._has_parted = False
             self.weights_written()
+        else:
+            reshard(self._model)
         self._buffers.put_back()
-        reshard(self._model)
 
     def average_tensors(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 from collections.abc import Iterable, Sequence
@@ -61,8 +62,13 @@ class KnownTensors:
 
 def is_sharded(tensor: object) -> bool:
     """Whether a tensor is a DTensor: a process holds its own part of it."""
+    return _is_dtensor(type(tensor))
+
+
+@functools.cache
+def _is_dtensor(kind: type) -> bool:
     # By name: importing the class takes as long as importing half of torch.
-    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+    return any(base.__name__ == "DTensor" for base in kind.__mro__)
 
 
 @torch.no_grad()
