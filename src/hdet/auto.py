@@ -18,7 +18,7 @@ from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.agreement import raising_together
-from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error, unused_answer
+from hdet.replicas.optimizers import peak_rate, plain_optimizer, unchanged_on_error, unused_answer
 from hdet.replicas.tensors import parameters_of
 from hdet.search.found import FoundLR
 
@@ -105,9 +105,14 @@ class AutoLR(Ensemble):
                 is_found = found is None or isinstance(found, FoundLR)
                 must = "found must be what hdet.find_lr returned, or None"
                 require_kind(must, found, is_found, "pass all of it, not found.lr")
+                if found is None and not any(peak_rate(group) for group in plain.param_groups):
+                    raise ValueError(
+                        "optimizer's lr must be above 0 in one group at least, got 0 in all: give any "
+                        "guess, and find_lr improves it"
+                    )
                 settings = settings_of(recipe, plain, found)
             super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
-        self._found = found
+        self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:
             unused = unused_answer(plain)
             if unused is not None:
@@ -123,5 +128,16 @@ class AutoLR(Ensemble):
 
     def summary(self) -> str:
         """A few plain lines: what was found, and where the run stands."""
-        lines = [] if self._found is None else [f"found: {self._found}"]
+        lines = [f"found: {self._found}"] if self._found else []
         return "\n".join([*lines, super().summary()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`hdet.Ensemble.state_dict`; also what was found, in words."""
+        state = super().state_dict()
+        # A distributed checkpoint of an earlier version could not be loaded into one entry more.
+        return state if self.replicas.is_sharded else state | {"found": self._found}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See :meth:`hdet.Ensemble.load_state_dict`."""
+        super().load_state_dict(state_dict)
+        self._found = str(state_dict.get("found", self._found))

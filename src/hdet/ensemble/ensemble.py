@@ -13,7 +13,15 @@ from torch.optim import Optimizer
 
 from hdet.ensemble.construction import build
 from hdet.ensemble.rounds import StepCounter
-from hdet.ensemble.state import VERSION, Schedule, check_state, load_plan, load_progress, save_parts
+from hdet.ensemble.state import (
+    VERSION,
+    Schedule,
+    check_state,
+    describe_run,
+    load_plan,
+    load_progress,
+    save_parts,
+)
 from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Hyperparameter
 from hdet.method.controller import Controller
@@ -413,6 +421,7 @@ class Ensemble:
             "version": VERSION,
             "num_steps": self.num_steps,
             "total_steps": self.total_steps,
+            **({} if self.replicas.is_sharded else describe_run(self._parts)),
             "peaks": [list(peak) for peak in self._peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
             **save_parts(self._parts),

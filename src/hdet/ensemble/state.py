@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.checks import require_count, require_flag, require_kind, require_number
 from hdet.explore import Tunable
 from hdet.replicas import Replicas
-from hdet.replicas.tensors import local_part
+from hdet.replicas.tensors import local_part, parameters_of
 
 if TYPE_CHECKING:
     from hdet.ensemble.construction import Parts
@@ -50,12 +50,29 @@ def save_parts(parts: Parts) -> dict[str, Any]:
     }
 
 
+def describe_run(parts: Parts) -> dict[str, Any]:
+    """Describe the run that a state is of.
+
+    Not where replicas are sharded: distributed checkpoints of earlier versions have no such entries to load.
+    """
+    return {
+        "sync_every": parts.settings.sync_every,
+        "num_elements": sum(p.numel() for p in parameters_of(parts.optimizer)),
+    }
+
+
 def check_state(state: dict[str, Any], parts: Parts) -> None:
     """Raise if this is not the state of an ensemble with such parts. Nothing is changed."""
     check_version(state)
     check_keys("state_dict", state, _STATE)
     has_length = state.get("total_steps") is not None
     check_counts("state_dict", state, ("num_steps", "total_steps") if has_length else ("num_steps",))
+    here = describe_run(parts)["num_elements"]
+    if (saved := state.get("num_elements", here)) != here:
+        raise ValueError(
+            f"state_dict must be of a run that trains {here} parameters, got one of {saved}: build the "
+            "model that it was saved with"
+        )
     check_tunables(state["tunables"], parts.values.tunables)
     check_peaks(state["peaks"], parts.values.learning_rates)
     check_losses(state)
@@ -90,6 +107,14 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
             num_steps,
             planned,
             total_steps,
+        )
+    sync_every = parts.settings.sync_every
+    if state.get("sync_every", sync_every) != sync_every:
+        _log.warning(
+            "step %d: the checkpoint is of rounds of %d steps, and these have %d. Multipliers are drawn anew",
+            num_steps,
+            state["sync_every"],
+            sync_every,
         )
     if len(state["losses"]) != parts.replicas.count:
         _log.warning(

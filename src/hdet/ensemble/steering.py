@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hdet.ensemble.state import check_keys
-from hdet.errors import HdetWarning, IdenticalLossWarning, WarnOnce
+from hdet.errors import IdenticalLossWarning, WarnOnce
 from hdet.explore import ExploredValues, Tunable
 from hdet.method.controller import (
     Controller,
@@ -116,12 +116,12 @@ class ComparingSteering(Steering):
                 "replicas' training losses cannot be compared. Pass probe=, a function that returns the "
                 "plain loss on one fixed batch, or leave the controller off"
             )
+        text = "the controller has nothing to compare {}: only its decay acts"
         if not self._values.explores:
-            self._warn(
-                "spread 0",
-                "the controller has nothing to compare at spread 0: only its decay acts",
-                HdetWarning,
-            )
+            self._warn("nothing to compare", text.format("at spread 0"))
+        elif self._replicas.count == 1:
+            remedy = ". Train on several ranks, or with hdet.VirtualEnsemble"
+            self._warn("nothing to compare", text.format("with one replica") + remedy)
 
     def sync(self, record: RoundRecord) -> None:
         """Turn the replicas' losses into a move of every base."""
@@ -176,6 +176,7 @@ class ComparingSteering(Steering):
         wide = [tunable for tunable in self._values.tunables if tunable.spread * tunable.share > 0]
         columns = [[record.positions[tunable.name][r] for r in replicas] for tunable in wide]
         signals = joint_signals(columns, losses) if len(replicas) > 1 else [0.0] * len(wide)
+        limit = math.log(self._settings.max_correction)
         for tunable, signal in zip(wide, signals, strict=True):
             state = log_update(
                 tunable.control or ControllerState(0.0),
@@ -183,10 +184,21 @@ class ComparingSteering(Steering):
                 momentum=self._settings.momentum,
                 step_size=self._settings.step_size,
                 half_width=tunable.half_width,
-                max_log_correction=math.log(self._settings.max_correction),
+                max_log_correction=limit,
             )
             tunable.correct(state)
+            if tunable.control != state:
+                self._tell_of_limit(tunable, "its bounds stop")
+            elif abs(state.base) >= limit:
+                self._tell_of_limit(tunable, f"max_correction={self._settings.max_correction:g} stops")
             record.signal[tunable.name] = signal
+
+    def _tell_of_limit(self, tunable: Tunable, limit: str) -> None:
+        self._warn(
+            f"limit of {tunable.name}",
+            f"the controller has moved {tunable.name} to {tunable.base:.3g}, where {limit} it: a value that "
+            "runs away is seldom a good one. Score replicas on held-out data (probe=), or set bounds",
+        )
 
     def _decay(self, tunable: Tunable) -> float:
         if self._settings.decay != "floor":
@@ -200,7 +212,6 @@ class ComparingSteering(Steering):
                 "no losses",
                 "the controller saw no loss in this round: pass it, step(loss), or per micro-batch, "
                 "observe(loss)",
-                HdetWarning,
             )
         elif not self._replicas.has_probe and len(compared) > 1 and len(set(compared.values())) == 1:
             # (Scores on one probe may well be equal, to the last bit, once training has settled.)

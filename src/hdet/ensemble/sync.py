@@ -172,9 +172,13 @@ def excluded_replicas(
             excluded[r] = "the loss on the probe is not finite"
     if len(excluded) == len(reports):
         reasons = "; ".join(f"replica {r}: {why}" for r, why in excluded.items())
+        one_batch = (
+            ". If it was one rank's batch, DistributedDataParallel has spread its NaN to all: register "
+            "hdet.finite_mean_hook"
+        )
         raise AllReplicasFailedError(
-            f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: "
-            "resume from the last checkpoint with a lower learning rate"
+            f"at step {num_steps} no replica is healthy ({reasons}). Nothing was averaged or saved: resume "
+            f"from the last checkpoint with a lower learning rate{one_batch if len(reports) > 1 else ''}"
         )
     if finds_outliers:
         healthy = [

@@ -68,7 +68,7 @@ OPTIMIZERS = [
         _PARTITIONED,
         "search",
         "step all parameters in every process while ranks make different trials",
-        f"{_PARTS}. Search with a plain optimizer, then build this one and give AutoLR what was found",
+        f"{_PARTS}. Search with a plain optimizer, then build the {{}} and give AutoLR what was found",
     ),
     Refusal(
         ("LBFGS",),
@@ -146,7 +146,8 @@ def refuse(name: str, things: Iterable[object], table: Sequence[Refusal], use: U
             patterns = refusal.kinds if refusal.use == use else ()
             if any(fnmatch.fnmatchcase(known, pattern) for known in names for pattern in patterns):
                 got = refusal.got.format(kind.__name__)
-                raise refusal.error(f"{name} must {refusal.must}, got {got}: {refusal.why}")
+                why = refusal.why.format(kind.__name__)
+                raise refusal.error(f"{name} must {refusal.must}, got {got}: {why}")
 
 
 def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> None:

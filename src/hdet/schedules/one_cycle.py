@@ -122,6 +122,7 @@ class OneCycleAutoLR(OneCycleLR):
         controller: Controller | Guard | None = None,
         average_tail: float = 0.0,
     ) -> None:
+        self._told = {k: v for k, v in locals().items() if k not in ("self", "optimizer", "__class__")}
         wrapped, optimizer = optimizer, plain_optimizer(optimizer)
         num_groups = len(optimizer.param_groups)
         max_lrs = _per_group("max_lr", max_lr, num_groups, above=0)
@@ -170,6 +171,13 @@ class OneCycleAutoLR(OneCycleLR):
                     f"auto_lr_warmup_steps must be below total_steps={total_steps} while enable_auto_lr is "
                     f"True, got {auto_lr_warmup_steps}: the controller would start after the end; lower it, "
                     "or leave enable_auto_lr off"
+                )
+            first, rises_until = max(auto_lr_warmup_steps, model_sync_interval), int(pct_start * total_steps)
+            if first < rises_until - 1:
+                warn(
+                    f"auto_lr_warmup_steps={auto_lr_warmup_steps} lets the controller take over at step "
+                    f"{first}, but the learning rate rises until step {rises_until}. It is held from there, "
+                    f"so max_lr is never reached: pass auto_lr_warmup_steps={rises_until}"
                 )
             if decay == "equation8":
                 num_rounds = (total_steps - auto_lr_warmup_steps) / model_sync_interval
@@ -264,7 +272,7 @@ class OneCycleAutoLR(OneCycleLR):
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers only, the same on every replica. Call :meth:`converge` first; not collective."""
-        state = {k: v for k, v in super().state_dict().items() if k != "_ensemble"}
+        state = {k: v for k, v in super().state_dict().items() if k not in ("_ensemble", "_told")}
         state["ensemble"] = self.ensemble.state_dict()
         return state
 
@@ -280,6 +288,24 @@ class OneCycleAutoLR(OneCycleLR):
             self.ensemble.load_state_dict(ensemble)
         else:
             self.ensemble.begin_at(self.last_epoch)
+
+    # --- copies of the whole object, as OneCycleLR allows them ------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.ensemble.replicas.has_others:
+            raise HdetError(
+                "OneCycleAutoLR cannot be pickled or copied while a process group joins its replicas: save "
+                "its state_dict(), and build a new one"
+            )
+        return {"optimizer": self.optimizer, "told": self._told, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        groups = state["optimizer"].param_groups
+        fields = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups]
+        self.__init__(state["optimizer"], **state["told"])
+        for group, before in zip(groups, fields, strict=True):  # the momentum, where it is cycled
+            group.update(before)
+        self.load_state_dict(state["state"])
 
 
 class _Plan:

@@ -134,6 +134,7 @@ def test_a_rank_can_be_looked_at_without_torch_distributed() -> None:
                 each.step()
 
 
+@pytest.mark.filterwarnings("ignore:auto_lr_warmup_steps=10 lets the controller")
 def test_momentum_goes_on_cycling_while_the_controller_holds_the_learning_rate() -> None:
     optimizer, plain_optimizer = _optimizer(), _optimizer()
     with pytest.warns(hdet.HdetWarning, match="spread 0"):
@@ -313,6 +314,7 @@ def test_the_late_default_start_is_fine_while_the_controller_is_off() -> None:
     hdet.OneCycleAutoLR(_optimizer(), 0.1, 10)
 
 
+@pytest.mark.filterwarnings("ignore:auto_lr_warmup_steps=10 lets the controller")
 def test_the_printed_decay_warns_that_it_grows() -> None:
     with pytest.warns(hdet.HdetWarning, match="raises the learning rate 400-fold"):
         hdet.OneCycleAutoLR(

@@ -1,0 +1,190 @@
+"""Mistakes that were silent once, or were answered with the wrong remedy."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+import hdet
+from hdet.ensemble.sync import LossTable, excluded_replicas
+from hdet.replicas import Report
+from hdet.replicas.losses import LossSum
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def build(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def train(model, optimizer, scheduler, num_steps: int) -> list[float]:
+    rates = []
+    for step in range(num_steps):
+        loss = loss_of(model, torch.full((4, 3), 1.0 + step % 3))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+# --- the paper's controller -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "is_told"), [(0, True), (20, True), (30, False), (50, False)])
+def test_a_controller_that_takes_over_inside_the_warm_up_is_told(start: int, is_told: bool):
+    _, optimizer = build()
+    settings = {"max_lr": 0.1, "total_steps": 100, "model_sync_interval": 5, "enable_auto_lr": True}
+    with pytest.warns(hdet.HdetWarning) as told:
+        hdet.OneCycleAutoLR(optimizer, auto_lr_warmup_steps=start, ensemble_lr_spread_ratio=0.1, **settings)
+    texts = [
+        str(one.message) for one in told if "never reached: pass auto_lr_warmup_steps=30" in str(one.message)
+    ]
+    assert len(texts) == is_told
+
+
+@pytest.mark.parametrize("form", ["paper", "log"])
+def test_a_controller_with_one_replica_is_told(form: str):
+    _, optimizer = build()
+    with pytest.warns(
+        hdet.HdetWarning, match="with one replica: only its decay acts. Train on several ranks"
+    ):
+        hdet.Ensemble(optimizer, controller=hdet.Controller(form=form))
+
+
+def test_a_controller_that_reaches_its_limit_is_told():
+    model, optimizer = build()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        optimizer,
+        loss_of,
+        num_replicas=4,
+        sync_every=1,
+        explore=[hdet.WeightDecay(3.0, scale="log")],
+        controller=hdet.Controller(step_size=1.0, momentum=0.0, max_correction=2.0),
+        probe=lambda model: model.weight.square().sum(),  # more decay is always better
+    )
+    with pytest.warns(hdet.HdetWarning, match=r"moved weight_decay to 0\.2, where max_correction=2 stops it"):
+        for _ in range(10):
+            ensemble.step(torch.ones(4, 3))
+
+
+def test_bounds_that_stop_a_controller_are_told():
+    model, optimizer = build()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        optimizer,
+        loss_of,
+        num_replicas=4,
+        sync_every=1,
+        explore=[hdet.WeightDecay(0.5, bounds=(0.0, 0.15))],
+        controller=hdet.Controller(step_size=1.0, momentum=0.0),
+        probe=lambda model: model.weight.square().sum(),
+    )
+    with pytest.warns(hdet.HdetWarning, match="where its bounds stop it"):
+        for _ in range(30):
+            ensemble.step(torch.ones(4, 3))
+
+
+# --- errors and their remedies --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_nan_of_all_names_the_hook_where_one_batch_may_have_spread_it(num_replicas: int):
+    reports = [Report(LossSum(), False, None)] * num_replicas
+    with pytest.raises(hdet.AllReplicasFailedError, match="with a lower learning rate") as failure:
+        excluded_replicas(LossTable(num_replicas), reports, 7)
+    assert ("hdet.finite_mean_hook" in str(failure.value)) == (num_replicas > 1)
+
+
+def test_auto_lr_does_not_train_with_a_learning_rate_of_zero():
+    model, optimizer = build(lr=0.0)
+    with pytest.raises(
+        ValueError, match="lr must be above 0 in one group at least, got 0 in all: give any guess"
+    ):
+        hdet.AutoLR(optimizer, total_steps=100, model=model)
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes():
+    model, optimizer = build()
+    state = train_and_save(model, optimizer)
+    other = nn.Linear(4, 1)
+    auto = hdet.AutoLR(torch.optim.AdamW(other.parameters(), lr=0.1), total_steps=100, model=other)
+    with pytest.raises(ValueError, match="a run that trains 5 parameters, got one of 4: build the model"):
+        auto.load_state_dict(state)
+    assert auto.num_steps == 0
+
+
+def test_a_state_of_other_rounds_is_told(caplog: pytest.LogCaptureFixture):
+    state = train_and_save(*build())
+    model, optimizer = build()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, sync_every=7)
+    with caplog.at_level(logging.WARNING):
+        auto.load_state_dict(state)
+    assert "rounds of 5 steps, and these have 7" in caplog.text
+
+
+def test_a_state_without_these_entries_still_loads():
+    state = train_and_save(*build())
+    old = {
+        name: value for name, value in state.items() if name not in ("sync_every", "num_elements", "found")
+    }
+    model, optimizer = build()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    auto.load_state_dict(old)
+    assert auto.num_steps == 10
+
+
+def train_and_save(model, optimizer) -> dict:
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, sync_every=5)
+    train(model, optimizer, auto, 10)
+    auto.converge()
+    return auto.state_dict()
+
+
+def test_a_summary_tells_what_was_found_after_a_resume_too():
+    model, optimizer = build(1e-4)
+    data = [torch.randn(16, 3) for _ in range(9)]
+    found = hdet.find_lr(model, optimizer, data, loss_of, total_steps=100)
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, found=found)
+    auto.converge()
+    model, optimizer = build(1e-4)
+    resumed = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    resumed.load_state_dict(auto.state_dict())
+    assert resumed.summary().splitlines()[0] == f"found: {found}"
+
+
+# --- copies of a scheduler ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copied_scheduler_goes_on_as_the_original_does(duplicate):
+    model, optimizer = build()
+    scheduler = hdet.OneCycleAutoLR(optimizer, max_lr=0.1, total_steps=40, model=model)
+    train(model, optimizer, scheduler, 13)
+    again = duplicate(scheduler)
+    assert isinstance(again, OneCycleLR) and again is not scheduler
+    assert again.optimizer.param_groups[0]["betas"] == optimizer.param_groups[0]["betas"]
+    copied = again.ensemble.optimizer
+    assert copied is again.optimizer is not optimizer
+    twin = nn.Linear(3, 1)
+    twin.weight, twin.bias = copied.param_groups[0]["params"]
+    assert train(twin, copied, again, 27) == train(model, optimizer, scheduler, 27)
+    assert torch.equal(twin.weight, model.weight) and math.isfinite(twin.bias.item())
