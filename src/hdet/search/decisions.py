@@ -10,7 +10,7 @@ r"""The search of :func:`hdet.find_lr`: a ramp, a few short trials, and the user
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hdet.method.shape import one_cycle
@@ -144,10 +144,11 @@ def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
     first = loss if count == 0 else ramp.first
     total = decay * ramp.mean + (1 - decay) * (loss if is_finite else 0.0)
     weight = decay * ramp.weight + (1 - decay)
-    mean, gain = total / weight, first - ramp.low
-    has_learnt = gain > _LEARNT * abs(first)
-    rise = mean - (ramp.low if has_learnt else first)
-    has_turned = rise > (_TURNED * gain if has_learnt else _WORSE * abs(first))
+    mean = total / weight
+    if ramp.has_learnt:
+        has_turned = mean - ramp.low > _TURNED * (first - ramp.low)
+    else:
+        has_turned = mean - first > _WORSE * abs(first)
     is_low = is_finite and mean < ramp.low
     return replace(
         ramp,
@@ -198,46 +199,6 @@ class Answer:
     """How it came about, in words."""
 
 
-def try_out(
-    make_trials: Callable[[float, int], list[Trial]],
-    lead: float,
-    *,
-    first_score: float,
-    sizes: Lengths,
-    ramp_steps: int,
-    total_steps: int,
-) -> tuple[Answer, list[Trial], int]:
-    """Make trials until they tell; the answer, the trials that it rests on, and the steps of the search.
-
-    Args:
-        make_trials: makes the trials of ``trial_factors(lead, ...)``, each of so many steps.
-        lead: the factor of the ramp's lowest loss.
-        first_score: the score of the untrained weights.
-        sizes: of the search.
-        ramp_steps: that the ramp took.
-        total_steps: length of the run.
-
-    >>> def best_is_20(lead, num_steps):
-    ...     return [Trial(f, 1 + abs(math.log(f / 20))) for f in trial_factors(lead, 8)]
-    >>> found, trials, num_steps = try_out(
-    ...     best_is_20, 10.0, first_score=9.0, sizes=lengths(1000, 8), ramp_steps=30, total_steps=1000)
-    >>> 10 < found.factor < 25, len(trials), num_steps  # higher ones were tried too
-    (True, 16, 110)
-    """
-    trials: list[Trial] = []
-    num_steps, trial_steps = ramp_steps, sizes.trial
-    while True:
-        trials += make_trials(lead, trial_steps)
-        num_steps += trial_steps * sizes.num_turns
-        if should_move(trials, num_steps, total_steps):
-            lead *= 10
-        elif should_lengthen(trials, first_score, num_steps, total_steps):
-            trials, trial_steps = [], 2 * trial_steps
-        else:
-            break
-    return answer(trials, first_score, lengthened=trial_steps / sizes.trial), trials, num_steps
-
-
 def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
     """Whether the best trial is the highest, so that higher ones must be tried, and there are steps left."""
     scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
@@ -276,13 +237,10 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
         return _kept("the loss is the same at every learning rate")
     if min(values) >= first_score:
         return _kept("no trial learnt anything")
-    evidence, _ = soft_minimum(points)
+    evidence = soft_minimum(points)
     reason = "trials, weighed against your guess"
     if not _has_learnt(trials, first_score):
-        error, reason = (
-            2 * error,
-            "trials that learnt little, weighed against your guess",
-        )
+        error, reason = 2 * error, "trials that learnt little, weighed against your guess"
     factor = math.exp(weigh(math.log(evidence), error))
     return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
 
@@ -340,23 +298,17 @@ def weigh(evidence: float, error: float) -> float:
     return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
 
 
-def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
+def soft_minimum(points: Sequence[tuple[float, float]]) -> float:
+    r"""Say where the lowest scores are, on a logarithmic scale.
 
     The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance from the lowest
     score to that below which a third of them lie: noise moves it little, and a flat valley gives its middle.
 
-    >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
-    >>> round(center, 6), spread > 1
-    (1.0, True)
+    >>> round(soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)]), 6)
+    1.0
     """
     scores = sorted(s for _, s in points)
     scale = scores[max(min(1, len(scores) - 1), len(scores) // 3)] - scores[0] or 1.0
     weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
-    total = math.fsum(weights)
-    logs = [math.log(f) for f, _ in points]
-    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / total
-    variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total
-    # The weighted mean of independent points; an effective number of them carries the weight.
-    effective = total**2 / math.fsum(w * w for w in weights)
-    return math.exp(mean), math.exp(math.sqrt(variance / effective))
+    logs = [w * math.log(f) for w, (f, _) in zip(weights, points, strict=True)]
+    return math.exp(math.fsum(logs) / math.fsum(weights))

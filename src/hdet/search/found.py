@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdet.errors import HdetError, warn
 from hdet.records import RoundRecord, SearchRecord
-from hdet.search.decisions import Answer, Trial, should_search_again
+from hdet.search.decisions import should_search_again
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -45,45 +45,6 @@ class FoundLR:
     """How many steps the search took. All trials at the same time count as one."""
     total_steps: int | None = None
     """The length of the run that it is for. None in what an earlier version has saved."""
-
-    @classmethod
-    def of(
-        cls,
-        found: Answer,
-        asked: Sequence[float],
-        *,
-        seen: Sequence[tuple[float, float]],
-        trials: Sequence[Trial],
-        num_steps: int,
-        num_bad: int,
-        total_steps: int,
-    ) -> FoundLR:
-        """An answer, which is a factor, in learning rates.
-
-        Args:
-            found: the answer.
-            asked: what the optimizer had.
-            seen: factor and loss for each step of the ramp.
-            trials: the last ones.
-            num_steps: that the search took.
-            num_bad: batches whose loss was not finite.
-            total_steps: length of the run.
-        """
-        reason = found.reason
-        if num_bad:
-            reason += f"; {num_bad} batches whose loss is not finite were left out"
-        shown = next(lr for lr in asked if lr)
-        return cls(
-            lr=[found.factor * lr for lr in asked],
-            low=[found.low * lr for lr in asked],
-            high=[found.high * lr for lr in asked],
-            asked=list(asked),
-            reason=reason,
-            ramp=[(shown * factor, loss) for factor, loss in seen],
-            trials=[(shown * trial.factor, trial.score) for trial in trials],
-            num_steps=num_steps,
-            total_steps=total_steps,
-        )
 
     @property
     def expected_loss(self) -> float | None:

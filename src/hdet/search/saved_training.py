@@ -1,13 +1,16 @@
-"""Borrowed: a model and its optimizer for the time of a search. They are put back as they were."""
+"""SavedTraining: a copy of all that a search changes, to put it back."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Optimizer
 
 from hdet.replicas.exchange import exchange, exchange_within
@@ -28,8 +31,8 @@ from hdet.replicas.tensors import averaged_tensors
 _log = logging.getLogger(__name__)
 
 
-class Borrowed:
-    """Weights, buffers, optimizer, gradients, modes and torch's random numbers, with a copy of all of them.
+class SavedTraining:
+    """Keeps weights, buffers, optimizer, gradients, modes and torch's random numbers as they were.
 
     Args:
         model: the bare model.
@@ -147,3 +150,23 @@ def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGr
     sums = exchange(everyone, [float(Health().checksum(weights))])
     are_equal = float(len({row[0] for row in sums}) == 1)
     return everyone if all(row[0] for row in exchange_within(everyone, [are_equal])) else ALONE
+
+
+@contextmanager
+def own_statistics(model: nn.Module) -> Iterator[None]:
+    """Let SyncBatchNorm take the statistics of this rank's batch alone, within the block.
+
+    It would wait for the other ranks in every forward pass, forever where they make another number of them,
+    and mix in the activations of models that train with another learning rate.
+    """
+    changed = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    wrapped = {module: module.__dict__["forward"] for module in changed if "forward" in module.__dict__}
+    for module in changed:
+        module.forward = functools.partial(_BatchNorm.forward, module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+        for module, forward in wrapped.items():  # somebody had put it into this module alone
+            module.forward = forward
