@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hdet.records.tracker import Tracker
+from hdet.trackers.base import Tracker
 
 
 class MLflowSink(Tracker):
