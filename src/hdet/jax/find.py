@@ -10,9 +10,9 @@ import jax  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
 from hdet.checks import require_count
-from hdet.jax.auto import is_auto_lr
-from hdet.jax.rates import require_rates, require_transformation
-from hdet.jax.trainee import JaxTrainee, Loss, checked
+from hdet.jax.auto import AutoLRState
+from hdet.jax.rates import parts_of, require_rates, require_transformation
+from hdet.jax.trainee import JaxTrainee, Loss
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR
 
@@ -73,29 +73,18 @@ def find_lr(
         raise TypeError("params must be arrays, got tracers: call find_lr outside of jit, grad and vmap")
     tx = require_transformation(tx)
     state = tx.init(params)
-    if is_auto_lr(state):
+    if parts_of(state, AutoLRState):
         raise ValueError("tx must be the optimizer alone, got hdet.jax.auto_lr: pass what it was made from")
-    if any(isinstance(x, optax.MultiStepsState) for x in jax.tree.leaves(state, is_leaf=_is_multi_steps)):
+    if parts_of(state, optax.MultiStepsState):
         raise ValueError(
             "tx must make a step of every batch, got optax.MultiSteps: pass what it was made from, and whole "
             "batches"
         )
     asked = [float(rate) for rate in require_rates(state)]
     require_guess("tx's learning_rate", asked)
-    trainee = JaxTrainee(
-        checked("loss_fn", loss_fn),
-        checked("score_fn", score_fn) if score_fn is not None else checked("loss_fn", loss_fn),
-        params,
-        tx,
-        asked,
-        trials_at_once,
-    )
-    stream, probe = map(trainee.put, endless(batches)), trainee.put(probe)
-    found = Search(trainee, stream, probe=probe, total_steps=total_steps).run()
+    trainee = JaxTrainee(loss_fn, score_fn, params, tx, asked, trials_at_once)
+    put = trainee.places.put
+    found = Search(trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps).run()
     if jax.process_index() == 0:
         _log.info("%s", found)
     return found
-
-
-def _is_multi_steps(node: object) -> bool:
-    return isinstance(node, optax.MultiStepsState)

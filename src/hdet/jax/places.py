@@ -22,11 +22,11 @@ class Places:
     """
 
     def __init__(self, params: Any) -> None:
-        shardings = [leaf.sharding for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-        named = [s for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
-        self._mesh = _automatic(named[0].mesh) if named else None
-        taken = {axis for sharding in named for part in sharding.spec for axis in _names(part)}
-        mesh = self._mesh
+        named = [sharding for leaf in jax.tree.leaves(params) if (sharding := _sharding_of(leaf))]
+        # The same devices under the same names, with axes that XLA splits along.
+        self._mesh = mesh = Mesh(named[0].mesh.devices, named[0].mesh.axis_names) if named else None
+        parts = [part for sharding in named for part in sharding.spec]
+        taken = {axis for part in parts for axis in (part if isinstance(part, tuple) else (part,))}
         self._axes = () if mesh is None else tuple(n for n in mesh.axis_names if n not in taken)
         self.count = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in self._axes)
         """How many copies of the parameters there are."""
@@ -41,10 +41,8 @@ class Places:
             return tree
 
         def put(leaf: Any) -> Any:
-            sharding: Any = getattr(leaf, "sharding", None)
-            if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-                return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
-            return leaf
+            sharding = _sharding_of(leaf)
+            return leaf if sharding is None else jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
 
         return jax.tree.map(put, tree)
 
@@ -58,8 +56,8 @@ class Places:
             return jax.jit(repeat)(params)
 
         def sharding_of(leaf: Any) -> NamedSharding:
-            sharding: Any = getattr(leaf, "sharding", None)
-            return self._sharding(*(sharding.spec if isinstance(sharding, NamedSharding) else ()))
+            sharding = _sharding_of(leaf)
+            return self._sharding(*(() if sharding is None else sharding.spec))
 
         return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)
 
@@ -84,16 +82,10 @@ class Places:
         return NamedSharding(self._mesh, PartitionSpec(self._axes or None, *others))
 
 
-def _names(part: Any) -> tuple[str, ...]:
-    """The axes that one dimension is sharded over."""
-    if isinstance(part, str):
-        return (part,)
-    return tuple(part) if isinstance(part, tuple) else ()
-
-
-def _automatic(mesh: Any) -> Mesh:
-    """The same devices under the same names."""
-    return Mesh(mesh.devices, mesh.axis_names)
+def _sharding_of(leaf: Any) -> NamedSharding | None:
+    """Say how an array lies on the devices of a mesh. None where it lies on one."""
+    sharding: Any = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 def size_of(batch: Any) -> int:

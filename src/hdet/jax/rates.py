@@ -1,4 +1,4 @@
-"""Where the learning rates of an optax optimizer live: in its state, put there by ``inject_hyperparams``."""
+"""The state of an optax optimizer, where ``inject_hyperparams`` has put its learning rates."""
 
 from __future__ import annotations
 
@@ -70,6 +70,16 @@ def write_rates(state: Any, rates: Sequence[Any] | jax.Array) -> Any:
         return node._replace(inner_state=_map(write, node.inner_state))
 
     return _map(write, state)
+
+
+def parts_of(state: Any, kind: type) -> list[Any]:
+    """List the parts of a state that are of this kind.
+
+    >>> len(parts_of(optax.adam(0.1).init(jnp.zeros(2)), optax.ScaleByAdamState))
+    1
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]
 
 
 def _is_injected(node: Any) -> bool:

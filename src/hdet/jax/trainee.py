@@ -25,7 +25,7 @@ class JaxTrainee:
 
     Args:
         loss_fn: what is trained on.
-        score_fn: what is scored by.
+        score_fn: what is scored by; None for the same.
         params: where training starts.
         tx: the optimizer.
         asked: its learning rates.
@@ -35,16 +35,19 @@ class JaxTrainee:
     def __init__(
         self,
         loss_fn: Loss,
-        score_fn: Loss,
+        score_fn: Loss | None,
         params: Any,
         tx: optax.GradientTransformationExtraArgs,
         asked: Sequence[float],
         trials_at_once: int | None,
     ) -> None:
-        self._places = places = Places(params)
-        self._loss_fn, self._tx, self.asked, self._at_once = loss_fn, tx, asked, trials_at_once
+        self.places = places = Places(params)
+        """Where trials are made."""
+        self._loss_fn = _checked("loss_fn", loss_fn)
+        score_fn = self._loss_fn if score_fn is None else _checked("score_fn", score_fn)
+        self._tx, self.asked, self._at_once = tx, asked, trials_at_once
         self._num_bad, self._num_trials = 0, 1
-        self._params = self._kept = self.put(params)
+        self._params = self._kept = places.put(params)
         self._loss_of = jax.jit(score_fn)
         self._step = jax.jit(self._one_step)
         self._init_rows = jax.jit(lambda rows: places.spread(jax.vmap(tx.init)(rows)))
@@ -53,13 +56,9 @@ class JaxTrainee:
             lambda rows, batch: places.gather(jax.vmap(score_fn, (0, None))(rows, places.gather(batch)))
         )
 
-    def put(self, batch: Any) -> Any:
-        """Let XLA decide how a batch is split."""
-        return self._places.put(batch)
-
     def num_trials_at_once(self, batch: Any) -> int:
         """Count one for every example that a device has, up to what a search needs."""
-        count = self._places.count
+        count = self.places.count
         self._num_trials = count * num_parts(count, size_of(batch) // count)
         return self._num_trials
 
@@ -99,22 +98,20 @@ class JaxTrainee:
         self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe."""
-        count, scores = self._places.count, list[float]()
-        num_rows = min(self._num_trials, max(1, (self._at_once or self._num_trials) // count) * count)
+        num, count, scores = self._num_trials, self.places.count, list[float]()
+        num_rows = min(num, max(1, (self._at_once or num) // count) * count)
         for turn, batches in enumerate(turns):
-            for first in range(0, self._num_trials, num_rows):
-                start = turn * self._num_trials + first
-                here = factors[start : start + min(num_rows, self._num_trials - first)]
-                scores += self._trials(
-                    np.array([[f * lr for lr in self.asked] for f in here]), first, batches, probe
-                )
+            here = factors[turn * num :][:num]
+            for first in range(0, num, num_rows):
+                scores += self._trials(here[first : first + num_rows], first, batches, probe)
         return scores
 
     def _trials(
-        self, rates: np.ndarray, first: int, batches: Sequence[Any], probe: Sequence[Any]
+        self, factors: Sequence[float], first: int, batches: Sequence[Any], probe: Sequence[Any]
     ) -> list[float]:
-        """Make the trials with these peak learning rates, on the parts of the batches from ``first`` on."""
-        rows = self._places.repeat(self._kept, len(rates))
+        """Make some trials at the same time, on the parts of the batches from ``first`` on."""
+        rates = np.outer(factors, self.asked)
+        rows = self.places.repeat(self._kept, len(rates))
         state, health = self._init_rows(rows), (jnp.ones(len(rates), bool), jnp.zeros((), int))
         for step, batch in enumerate(batches):
             now = trial_shape(step, len(batches)) * rates
@@ -135,7 +132,7 @@ class JaxTrainee:
         def row_of(leaf: Any, axis: int | None) -> Any:
             if axis is None:
                 return leaf
-            return self._places.spread(jax.lax.dynamic_slice_in_dim(leaf, first, len(rates)))
+            return self.places.spread(jax.lax.dynamic_slice_in_dim(leaf, first, len(rates)))
 
         leaves, structure = jax.tree.flatten(parts)
         parts = structure.unflatten(map(row_of, leaves, structure.flatten_up_to(axes)))
@@ -149,7 +146,7 @@ class JaxTrainee:
         )
         num_bad += jnp.sum(is_alive & ~is_finite & is_bad)
         is_alive &= is_finite | is_bad
-        return self._places.spread(new_rows), self._places.spread(new_state), (is_alive, num_bad)
+        return self.places.spread(new_rows), self.places.spread(new_state), (is_alive, num_bad)
 
     def _one_step(self, params: Any, state: Any, rates: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
         """Make a step with these learning rates, unless the loss before it is not finite."""
@@ -159,7 +156,7 @@ class JaxTrainee:
         return *jax.tree.map(partial(jnp.where, jnp.isfinite(loss)), after, (params, state)), loss
 
 
-def checked(name: str, function: Loss) -> Loss:
+def _checked(name: str, function: Loss) -> Loss:
     """Let a loss raise while it is traced, unless it returns one real number."""
 
     def call(params: Any, batch: Any) -> jax.Array:

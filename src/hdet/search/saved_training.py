@@ -48,8 +48,7 @@ class SavedTraining:
         self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
         self._buffers = [local_part(tensor) for tensor in model.buffers()]
         self._gradients = [p.grad for p in self.parameters]
-        self._rates = [_copy_of(g["lr"]) for g in optimizer.param_groups]
-        self._fields = [_fields_of(g) for g in optimizer.param_groups]
+        self._fields = [{n: _copy_of(g[n]) for n in g if n != "params"} for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
         self._was_training = model.training
         self._equal_group = _equal_group(group, self._weights)
@@ -111,36 +110,25 @@ class SavedTraining:
         self._put_fields()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            _put(group, "lr", rate)
         for module, mode in self._modes:
             module.training = mode
         reshard(self._model)
 
+    @torch.no_grad()
     def _put_fields(self) -> None:
+        """Write what the groups hold beside parameters. Some optimizers count and average there."""
         for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
-            for name in group.keys() - fields.keys() - {"params", "lr"}:
+            for name in group.keys() - fields.keys() - {"params"}:
                 del group[name]
             for name, value in fields.items():
-                _put(group, name, value)
-
-
-def _fields_of(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group holds beside parameters and learning rate. Some optimizers count and average there."""
-    return {name: _copy_of(value) for name, value in group.items() if name not in ("params", "lr")}
+                if isinstance(value, Tensor) and isinstance(group[name], Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
 
 
 def _copy_of(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-@torch.no_grad()
-def _put(group: dict[str, Any], name: str, value: Any) -> None:
-    """Write a field, in place where it is a tensor."""
-    if isinstance(value, Tensor) and isinstance(group[name], Tensor):
-        group[name].copy_(value)
-    else:
-        group[name] = value
 
 
 def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
