@@ -117,7 +117,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _begins_anew(path: Path, record: RoundRecord) -> bool:
-    """Whether the first record of a sink begins a run, where the file holds another."""
+    """Tell if the first record of a sink begins a run, where the file holds another."""
     if record.step > record.num_steps or not path.is_file():
         return False
     earlier, _ = scan_records(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """What :func:`hdet.find_lr` saw and chose, before the run. Learning rates of one parameter group."""
+    """Holds what :func:`hdet.find_lr` saw and chose before the run. Learning rates are of one group."""
 
     asked: float
     """What the optimizer had."""
@@ -33,7 +33,7 @@ class SearchRecord:
 
 @dataclass(kw_only=True)
 class RoundRecord:
-    """What one sync saw and decided. Mappings are keyed by the name of the hyperparameter.
+    """Holds what one sync saw and decided. Mappings are keyed by the name of the hyperparameter.
 
     >>> record = RoundRecord(round=0, step=10, num_replicas=2, losses=[0.5, None])
     >>> RoundRecord.from_json(record.to_json()) == record

@@ -165,7 +165,7 @@ class LearningRateSearch(_Callback):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, and where the run stands. All ranks come here when a checkpoint is saved."""
+        """Return what was found, and where the run stands. All ranks come here when a checkpoint is saved."""
         if self.auto is None:
             return self._saved or {}
         if self._may_converge:
@@ -259,7 +259,7 @@ def _silence(trainer: Any, module: Any, stack: ExitStack) -> None:
 
 
 class _Batches:
-    """The batches of this rank as training gets them. The trainer's own loader does not move.
+    """Gives the batches of this rank as training gets them. The trainer's own loader does not move.
 
     Each batch is the only item of a tuple: to find_lr a list would be the batches of several replicas.
     """
@@ -278,7 +278,7 @@ class _Batches:
 
 
 def _twin(loader: Any) -> Any:
-    """A loader of the same data with its own order, generator and workers."""
+    """Make a loader of the same data with its own order, generator and workers."""
     if isinstance(loader, Iterator):
         raise HdetError(
             f"train_dataloader must be able to start over, got {type(loader).__name__}: return a DataLoader, "
@@ -294,7 +294,7 @@ def _twin(loader: Any) -> Any:
 
 
 def _loss_in(output: Any) -> Tensor | None:
-    """What training_step returned: the loss, a mapping that holds it, or None."""
+    """Find the loss in what training_step returned: the loss, a mapping that holds it, or None."""
     return output.get("loss") if isinstance(output, Mapping) else output
 
 

@@ -141,7 +141,7 @@ class AutoLRContainer:
         return {f"lr/{name}/{i}": rate for i, rate in enumerate(rates)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps. Every rank comes here when one is saved, or made ready to be loaded."""
+        """Return what a checkpoint keeps. Every rank comes here when one is saved or about to be loaded."""
         self.auto.converge()
         return self.auto.state_dict()
 

@@ -15,7 +15,7 @@ from hdet.search.found import FoundLR
 
 
 class AutoLRState(NamedTuple):
-    """What :func:`auto_lr` keeps. It is all that a checkpoint needs."""
+    """Holds what :func:`auto_lr` keeps. It is all that a checkpoint needs."""
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     """Steps so far."""
@@ -109,7 +109,7 @@ def auto_lr(
 
 
 def eval_params(state: Any, params: Any) -> Any:
-    """What to evaluate and to keep: the mean of the weights of the last steps.
+    """Take what to evaluate and to keep: the mean of the weights of the last steps.
 
     Before the tail, which is the last 7.5 % of the steps, it is the weights themselves.
 

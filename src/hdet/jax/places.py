@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[r
 
 
 class Places:
-    """The axes of a mesh on which every device has all that a parameter is, so that trials can differ there.
+    """Knows the axes of a mesh on which every device has whole parameters, so that trials can differ there.
 
     Parameters that lie on one device have no such axis. Those that are sharded over one axis of two have the
     other one.
@@ -32,7 +32,7 @@ class Places:
         """How many copies of the parameters there are."""
 
     def put(self, tree: Any) -> Any:
-        """The same arrays on the same devices. How each step is split is then XLA's to decide.
+        """Keep the same arrays on the same devices. How each step is split is then XLA's to decide.
 
         Without it a mesh of explicit axes would ask the caller's model for the sharding of every product.
         """
@@ -47,7 +47,7 @@ class Places:
         return jax.tree.map(put, tree)
 
     def repeat(self, params: Any, num_rows: int) -> Any:
-        """The parameters once for every trial, as rows that are spread over the devices."""
+        """Repeat the parameters for every trial, as rows that are spread over the devices."""
 
         def repeat(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *jnp.shape(leaf))), tree)
@@ -62,7 +62,7 @@ class Places:
         return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)
 
     def spread(self, tree: Any) -> Any:
-        """Inside of jit: the first dimension over the devices."""
+        """Spread the first dimension over the devices. For inside of jit."""
         if self._mesh is None:
             return tree
         free = PartitionSpec.UNCONSTRAINED
@@ -71,7 +71,7 @@ class Places:
         )
 
     def gather(self, tree: Any) -> Any:
-        """Inside of jit: all of it on every device."""
+        """Put all of it on every device. For inside of jit."""
         if self._mesh is None:
             return tree
         whole = NamedSharding(self._mesh, PartitionSpec())
@@ -89,7 +89,7 @@ def _sharding_of(leaf: Any) -> NamedSharding | None:
 
 
 def size_of(batch: Any) -> int:
-    """How many examples a batch has: the first dimension that most of its arrays have, one if none has.
+    """Count the examples of a batch: the first dimension that most of its arrays have, one if none has.
 
     JAX sorts the keys of a dictionary, so that the first array may be anything.
 
@@ -101,7 +101,7 @@ def size_of(batch: Any) -> int:
 
 
 def split(batch: Any, num_parts: int) -> tuple[Any, Any]:
-    """Several batches out of one, as rows, and for each array the axis of the rows.
+    """Make several batches out of one, as rows, and for each array the axis of the rows.
 
     What has another size than the examples goes to all of them as it is, and has None for an axis. Examples
     that cannot be shared out evenly are left out.

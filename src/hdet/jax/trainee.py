@@ -21,7 +21,7 @@ Loss = Callable[[Any, Any], jax.Array]
 
 
 class JaxTrainee:
-    """Parameters and their optimizer in a search. See :class:`hdet.search.driver.Trainee`.
+    """Trains parameters for a search. See :class:`hdet.search.driver.Trainee`.
 
     Args:
         loss_fn: what is trained on.

@@ -64,12 +64,12 @@ class Lengths:
 
     @property
     def most_ramp_steps(self) -> int:
-        """Where a ramp ends that has not turned."""
+        """Say where a ramp ends that has not turned."""
         return round(_LONGEST * self.ramp)
 
 
 def num_parts(num_replicas: int, batch_size: int) -> int:
-    """Into how many parts a replica splits its batch, with a trial on each.
+    """Say into how many parts a replica splits its batch, with a trial on each.
 
     >>> num_parts(8, 32), num_parts(2, 32), num_parts(1, 32), num_parts(1, 3)
     (1, 4, 8, 3)
@@ -80,7 +80,7 @@ def num_parts(num_replicas: int, batch_size: int) -> int:
 
 
 def lengths(total_steps: int, num_places: int) -> Lengths:
-    """How long the search is.
+    """Say how long the search is.
 
     Args:
         total_steps: length of the run.
@@ -101,7 +101,7 @@ def lengths(total_steps: int, num_places: int) -> Lengths:
 
 
 def ramp_factor(step: int, num_steps: int) -> float:
-    """The learning rate of a step of the ramp, over the user's.
+    """Give the learning rate of a step of the ramp, over the user's.
 
     >>> [round(ramp_factor(step, 40), 3) for step in (0, 20, 40)]
     [0.01, 1.0, 100.0]
@@ -111,7 +111,7 @@ def ramp_factor(step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """What the ramp has seen so far."""
+    """Holds what the ramp has seen so far."""
 
     num_steps: int = 0
     first: float = math.nan
@@ -126,7 +126,7 @@ class Ramp:
 
     @property
     def has_learnt(self) -> bool:
-        """Whether the loss has fallen enough to tell."""
+        """Tell if the loss has fallen enough to rank learning rates."""
         return self.first - self.low > _LEARNT * abs(self.first)
 
 
@@ -163,7 +163,7 @@ def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
 
 
 def trial_factors(lead: float, count: int) -> list[float]:
-    """Learning rates of the trials, as factors on the user's, below the ramp's best.
+    """Spread the learning rates of the trials, as factors on the user's, below the ramp's best.
 
     >>> [round(f, 3) for f in trial_factors(3.0, 4)]
     [0.1, 0.311, 0.965, 3.0]
@@ -172,7 +172,7 @@ def trial_factors(lead: float, count: int) -> list[float]:
 
 
 def trial_shape(step: int, num_steps: int) -> float:
-    """The miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
+    """Follow the miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
     return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
 
 
@@ -187,7 +187,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was found, as factors on the user's learning rate."""
+    """Holds what was found, as factors on the user's learning rate."""
 
     factor: float
     low: float
@@ -200,13 +200,13 @@ class Answer:
 
 
 def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
-    """Whether the best trial is the highest, so that higher ones must be tried, and there are steps left."""
+    """Tell if the best trial is the highest, so that higher ones must be tried, and steps are left."""
     scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
     return min(scores)[1] == max(trial.factor for trial in trials) and steps_used < _MOST / 2 * total_steps
 
 
 def should_lengthen(trials: Sequence[Trial], first_score: float, steps_used: int, total_steps: int) -> bool:
-    """Whether nothing has been learnt yet, and trials of twice the length are worth their steps."""
+    """Tell if nothing has been learnt yet, and trials of twice the length are worth their steps."""
     return not _has_learnt(trials, first_score) and steps_used < _MOST / 2 * total_steps
 
 
@@ -246,7 +246,7 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
 
 
 def should_search_again(asked: float, found: float, trials: Sequence[Sequence[float | None]]) -> bool:
-    """Whether the answer lies where the search could not look well, so that its range means little.
+    """Tell if the answer lies where the search could not look well, so that its range means little.
 
     It is very far from the user's number, or the highest learning rate that was tried did best.
 
@@ -276,7 +276,7 @@ def _kept(why: str) -> Answer:
 
 
 def weigh(evidence: float, error: float) -> float:
-    r"""Mean of the posterior, in log factors on the user's learning rate.
+    r"""Take the mean of the posterior, in log factors on the user's learning rate.
 
     The prior is an even mixture of two normal distributions around zero, and the evidence is normal:
 

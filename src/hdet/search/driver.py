@@ -34,7 +34,7 @@ _PROBE_STEPS = 4
 
 
 class Trainee(Protocol):
-    """A model and its optimizer, as a search sees them. Factors are on the user's learning rates.
+    """Trains, scores and tries out for a search. Factors are on the user's learning rates.
 
     Losses that are not finite are returned as they are.
     """

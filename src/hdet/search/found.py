@@ -22,7 +22,7 @@ _LENGTHS_APART = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FoundLR:
-    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
+    """Holds what :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
 
     What ``hdet.jax.find_lr`` found is the same. There the entries are for the learning rates of ``tx``.
     """
@@ -48,19 +48,19 @@ class FoundLR:
 
     @property
     def expected_loss(self) -> float | None:
-        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
+        """Name a loss that a run should reach soon, half way to the best trial's; None if none learnt."""
         first = self.ramp[0][1]
         best = min((score for _, score in self.trials if score is not None), default=first)
         return (first + best) / 2 if best < first else None
 
     @property
     def is_guess(self) -> bool:
-        """Whether the search could not tell, so that your guess stays."""
+        """Tell if the search could not tell, so that your guess stays."""
         return self.lr == self.asked
 
     @property
     def should_search_again(self) -> bool:
-        """Whether a second search, with this answer as the guess, would know more than the range says.
+        """Tell if a second search, with this answer as the guess, would know more than the range says.
 
         The answer is more than 300 times off your guess, or the highest trial did best.
         """
@@ -69,7 +69,7 @@ class FoundLR:
 
     @property
     def _first_group(self) -> int:
-        """The first that has a learning rate."""
+        """Find the first that has a learning rate."""
         return next(i for i, lr in enumerate(self.asked) if lr)
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class FoundLR:
             )
 
     def to_record(self, num_replicas: int) -> RoundRecord:
-        """The record that goes before those of the run, of the first group that has a learning rate."""
+        """Make the record that goes before those of the run, of the first group with a learning rate."""
         first = self._first_group
         search = SearchRecord(
             asked=self.asked[first],

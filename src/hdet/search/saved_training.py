@@ -56,11 +56,11 @@ class SavedTraining:
         self._moments: dict[Tensor, Any] | None = None  # once there was a first step
 
     def copy(self) -> WeightsCopy:
-        """Of weights and buffers as they are."""
+        """Copy weights and buffers as they are."""
         return WeightsCopy(self._weights, self._buffers, self._equal_group)
 
     def begin_at(self, weights: WeightsCopy | None) -> None:
-        """These weights, or those that the model has, with the state of the first step, in training mode."""
+        """Begin with these weights, or those of the model, with a fresh optimizer, in training mode."""
         if self._moments is None:
             self._moments = set_aside_state(self._optimizer)
         if weights is not None:
@@ -74,18 +74,18 @@ class SavedTraining:
         self.train()
 
     def train(self) -> None:
-        """Training mode, but for parts of a model in training mode that the user keeps out of it."""
+        """Set training mode, but for parts of a model in training mode that the user keeps out of it."""
         self._model.train()
         for module, was_training in self._modes:
             if self._was_training and not was_training:
                 module.training = False
 
     def begin_generators(self) -> None:
-        """Torch's random numbers from where they were."""
+        """Let torch's random numbers begin where they were."""
         restore_generators(self._generators)
 
     def begin_buffers(self) -> None:
-        """The buffers as they were."""
+        """Put the buffers back as they were."""
         self._start.put_buffers()
 
     def put_back(self, *, after_error: bool = False) -> None:
@@ -132,7 +132,7 @@ def _copy_of(value: Any) -> Any:
 
 
 def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
-    """All replicas if they hold the same weights, else this one alone. Collective."""
+    """Take all replicas if they hold the same weights, else this one alone. Collective."""
     if not everyone.communicates:
         return ALONE
     sums = exchange(everyone, [float(Health().checksum(weights))])

@@ -129,7 +129,7 @@ def find_lr(
 
 
 class _TorchTrainee:
-    """A model and its optimizer in a search: :class:`hdet.search.driver.Trainee` for torch.
+    """Trains a torch model for a search. See :class:`hdet.search.driver.Trainee`.
 
     Args:
         model: the bare model.

@@ -16,7 +16,7 @@ from hdet.round_record import RoundRecord, scalars
 
 
 class Tracker(abc.ABC):
-    """A sink that shows a run to people. It never ends a training.
+    """Shows a run to people. It never ends a training.
 
     The first failure (a full disk, a server out of reach) is reported by one :class:`hdet.HdetWarning`; from
     then on the tracker does nothing. For one of your own, derive from it and define :meth:`log` and
