@@ -18,7 +18,7 @@ from hdet.lab.train.runner import evaluate
 from hdet.lab.train.trainers import VirtualTrainer
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 from research.ablation.rows import decay_shape
 from research.ablation.rules import judge
 from research.compare.ledger import Record, task_of

@@ -54,11 +54,8 @@ if TYPE_CHECKING:
     from hdet.records import JsonlSink as JsonlSink
     from hdet.records import Records as Records
     from hdet.records import RoundRecord as RoundRecord
+    from hdet.records import Tee as Tee
     from hdet.records import read_records as read_records
-    from hdet.records.mlflow import MLflowSink as MLflowSink
-    from hdet.records.tee import Tee as Tee
-    from hdet.records.tensorboard import TensorBoardSink as TensorBoardSink
-    from hdet.records.wandb import WandbSink as WandbSink
     from hdet.replicas import finite_mean_hook as finite_mean_hook
     from hdet.replicas import warm_start as warm_start
     from hdet.schedules import OneCycleAutoLR as OneCycleAutoLR
@@ -68,6 +65,9 @@ if TYPE_CHECKING:
     from hdet.schedules.prior import prior_from as prior_from
     from hdet.search.found import FoundLR as FoundLR
     from hdet.search.with_torch import find_lr as find_lr
+    from hdet.trackers.mlflow import MLflowSink as MLflowSink
+    from hdet.trackers.tensorboard import TensorBoardSink as TensorBoardSink
+    from hdet.trackers.wandb import WandbSink as WandbSink
 
 __version__ = "0.1.0"
 

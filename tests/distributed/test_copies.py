@@ -234,14 +234,14 @@ def _search_that_fails(rank: int, failing: list[int]) -> tuple[str, list[str], b
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("hdet.search.borrowed").addHandler(handler)
+    logging.getLogger("hdet.search.saved_training").addHandler(handler)
     data = [batch(rank, step)[0] for step in range(20)]
     try:
         hdet.find_lr(model, optimizer, data, loss_of, total_steps=500)
         message = ""
     except RuntimeError as error:
         message = str(error)
-    logging.getLogger("hdet.search.borrowed").removeHandler(handler)
+    logging.getLogger("hdet.search.saved_training").removeHandler(handler)
     is_kept = optimizer.state[model.weight]["exp_avg"] is moment
     return message, told, is_kept, torch.equal(before, model.weight.detach())
 
@@ -286,9 +286,9 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
                 now = [local_part(p) for p in model.parameters()]
                 fits.append(all(torch.allclose(a, b, atol=1e-12) for a, b in zip(now, taken, strict=True)))
 
-    from hdet.search import borrowed
+    from hdet.search import saved_training
 
-    whole, borrowed.WeightsCopy = borrowed.WeightsCopy, Watched
+    whole, saved_training.WeightsCopy = saved_training.WeightsCopy, Watched
     try:
         hdet.find_lr(
             model,
@@ -299,7 +299,7 @@ def _searched_without_shared_gradients(rank: int) -> list[bool]:
             replicas=mesh["replicate"],
         )
     finally:
-        borrowed.WeightsCopy = whole
+        saved_training.WeightsCopy = whole
     return fits
 
 

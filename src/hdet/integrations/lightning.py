@@ -7,19 +7,18 @@ import importlib
 import inspect
 import logging
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.integrations.attributes import attributes_put_back
 from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
@@ -28,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _NOT_THE_FIRST = 1
 """``batch_idx`` in a trial. Some modules do more at the first batch, or at every hundredth."""
+_HELD_BY_TORCH = {"_parameters", "_buffers", "_modules"}
 
 
 def _callback_class() -> Any:
@@ -165,7 +165,7 @@ class LearningRateSearch(_Callback):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, and where the run stands. All ranks come here when a checkpoint is saved."""
+        """Return what was found, and where the run stands. All ranks come here when a checkpoint is saved."""
         if self.auto is None:
             return self._saved or {}
         if self._may_converge:
@@ -259,7 +259,7 @@ def _silence(trainer: Any, module: Any, stack: ExitStack) -> None:
 
 
 class _Batches:
-    """The batches of this rank as training gets them. The trainer's own loader does not move.
+    """Gives the batches of this rank as training gets them. The trainer's own loader does not move.
 
     Each batch is the only item of a tuple: to find_lr a list would be the batches of several replicas.
     """
@@ -278,7 +278,7 @@ class _Batches:
 
 
 def _twin(loader: Any) -> Any:
-    """A loader of the same data with its own order, generator and workers."""
+    """Make a loader of the same data with its own order, generator and workers."""
     if isinstance(loader, Iterator):
         raise HdetError(
             f"train_dataloader must be able to start over, got {type(loader).__name__}: return a DataLoader, "
@@ -294,5 +294,56 @@ def _twin(loader: Any) -> Any:
 
 
 def _loss_in(output: Any) -> Tensor | None:
-    """What training_step returned: the loss, a mapping that holds it, or None."""
+    """Find the loss in what training_step returned: the loss, a mapping that holds it, or None."""
     return output.get("loss") if isinstance(output, Mapping) else output
+
+
+@contextmanager
+def attributes_put_back(model: nn.Module) -> Iterator[None]:
+    """Put the plain attributes of all modules back, after the block.
+
+    Numbers, tensors, and the lists, dicts and sets that are attributes themselves. Metrics of torchmetrics
+    are modules that keep their state in these. Other objects stay, with whatever has changed in them.
+
+    >>> model = nn.Linear(2, 1)
+    >>> model.losses, model.num_calls = [1.0], 1
+    >>> with attributes_put_back(model):
+    ...     model.losses.append(2.0)
+    ...     model.num_calls, model.is_new = 2, True
+    >>> model.losses, model.num_calls, hasattr(model, "is_new")
+    ([1.0], 1, False)
+    """
+    saved = [
+        (vars(module), {name: (value, _copy(value)) for name, value in vars(module).items()})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for held, attributes in saved:
+            for name in held.keys() - attributes.keys():
+                del held[name]
+            for name, (value, content) in attributes.items():
+                if name not in _HELD_BY_TORCH:
+                    _put_back(value, content)
+                    held[name] = value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):  # one of inference mode cannot be changed outside of it
+        return None if value.is_inference() else value.detach().clone()
+    return value.copy() if isinstance(value, list | dict | set | deque) else None
+
+
+@torch.no_grad()
+def _put_back(value: Any, content: Any) -> None:
+    if content is None:
+        return
+    if isinstance(value, Tensor):
+        value.copy_(content)
+    elif isinstance(value, list | deque):
+        value.clear()
+        value.extend(content)
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -62,26 +63,20 @@ class AutoLRContainer:
         self._total_steps, self._sync_every, self._records = total_steps, sync_every, records
         self.found: FoundLR | None = None
         """What the search has found. None before it, and where a checkpoint was loaded."""
-        self._auto: AutoLR | None = None
         self._loss: Tensor | None = None
 
-    @property
+    @cached_property
     def auto(self) -> AutoLR:
-        """What drives the optimizer, from the first use on."""
-        return self._begin()
-
-    def _begin(self) -> AutoLR:
-        if self._auto is None:
-            self._auto = AutoLR(
-                self._optimizer,
-                total_steps=self._total_steps,
-                model=self._model,
-                found=self.found,
-                sync_every=self._sync_every,
-                records=self._records,
-                replicas=self._replicas,
-            )
-        return self._auto
+        """Drives the optimizer, from the first use on."""
+        return AutoLR(
+            self._optimizer,
+            total_steps=self._total_steps,
+            model=self._model,
+            found=self.found,
+            sync_every=self._sync_every,
+            records=self._records,
+            replicas=self._replicas,
+        )
 
     def find_lr(
         self,
@@ -97,9 +92,9 @@ class AutoLRContainer:
             loss: ``loss(model, batch)``, the mean over the batch.
             clip_norm: gradients are clipped to this norm, ``config.training.max_norm``.
         """
-        if self._auto is not None:
+        if "auto" in vars(self):
             raise HdetError(
-                f"find_lr must be called before the first step, but {self._auto.num_steps} are counted and "
+                f"find_lr must be called before the first step, but {self.auto.num_steps} are counted and "
                 "the schedule is in use: search right after the container is built"
             )
 
@@ -117,12 +112,12 @@ class AutoLRContainer:
             clip_norm=clip_norm,
             replicas=self._replicas,  # pyright: ignore[reportArgumentType]
         )
-        self._begin()
+        _ = self.auto
         return self.found
 
     def observe(self, loss: Tensor) -> None:
         """Take the loss of one micro-batch, as ``forward_backward_step`` returns it."""
-        self._begin()  # before the first step, so that it has the first learning rate of the schedule
+        _ = self.auto  # before the first step, so that it has the first learning rate of the schedule
         share = loss.detach().reshape(())
         self._loss = share.clone() if self._loss is None else self._loss + share
 
@@ -138,14 +133,14 @@ class AutoLRContainer:
 
     def get_metrics(self) -> dict[str, float]:
         """Learning rates under torchtitan's names."""
-        self._begin()
+        _ = self.auto
         name, rates = type(self._optimizer).__name__, [float(g["lr"]) for g in self._optimizer.param_groups]
         if len(rates) == 1:
             return {f"lr/{name}": rates[0]}
         return {f"lr/{name}/{i}": rate for i, rate in enumerate(rates)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps. Every rank comes here when one is saved, or made ready to be loaded."""
+        """Return what a checkpoint keeps. Every rank comes here when one is saved or about to be loaded."""
         self.auto.converge()
         return self.auto.state_dict()
 

@@ -129,7 +129,7 @@ class HdetCallback(TrainerCallback):
     on_epoch_end = on_step_end
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The same, where the Trainer saves if this evaluation is the best."""
+        """Join them too where the Trainer saves if this evaluation is the best."""
         if self._followed is not None and self.auto is not None and args.save_strategy == "best":
             self.auto.converge()
 
@@ -178,7 +178,7 @@ class HdetCallback(TrainerCallback):
             )
 
     def _take_loss(self, model: nn.Module, _: Any, inputs: dict[str, Any], outputs: Any) -> None:
-        """A forward hook, because callbacks are not told the loss. It does not wait for the device."""
+        """Keep the loss, in a forward hook: callbacks are not told. It does not wait for the device."""
         if model.training and torch.is_grad_enabled():
             loss = _loss_in(outputs)
             if loss is not None:
@@ -199,7 +199,7 @@ class HdetCallback(TrainerCallback):
 
 
 class _Followed:
-    """The Trainer's own scheduler: it reports and saves what AutoLR does, instead of writing values.
+    """Makes the Trainer's own scheduler report and save what AutoLR does, instead of writing values.
 
     Our state is saved within its state. The Trainer writes that on one rank, and loads it on all before
     training begins: ``load_state_dict`` of a torch scheduler keeps what it does not know as an attribute.
@@ -220,22 +220,22 @@ class _Followed:
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def get_last_lr(self) -> list[float]:
-        """What the Trainer logs."""
+        """Return what the Trainer logs."""
         return self._rates
 
     def state_dict(self) -> dict[str, Any]:
-        """What the Trainer writes to scheduler.pt."""
+        """Return what the Trainer writes to scheduler.pt."""
         own = {name: value for name, value in self._saved().items() if name not in self._REPLACED}
         return {**own, _KEY: self._state()}
 
     def let_go(self) -> None:
-        """The scheduler's own methods come back."""
+        """Give the scheduler its own methods back."""
         for name in self._REPLACED:
             delattr(self._scheduler, name)
 
 
 class _Steps:
-    """The batches of a loader: one for each optimizer step, or a tuple of those that a step accumulates."""
+    """Gives the batches of a loader: one for each optimizer step, or a tuple of those that it accumulates."""
 
     def __init__(self, loader: Iterable[Any], num_accumulated: int) -> None:
         self._loader, self._num_accumulated = loader, num_accumulated
@@ -253,7 +253,7 @@ class _Steps:
 
 
 class _Accumulated:
-    """The mean loss of the batches that a step accumulates, with one of them in memory at a time.
+    """Takes the mean loss of the batches that a step accumulates, one of them in memory at a time.
 
     Gradients are there when it returns: what it returns has nothing left to differentiate.
     """

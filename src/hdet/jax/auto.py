@@ -8,13 +8,13 @@ import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.jax.rates import require_rates, require_transformation, write_rates
+from hdet.jax.rates import parts_of, require_rates, require_transformation, write_rates
 from hdet.method.recipe import Recipe, tail_steps
 from hdet.search.found import FoundLR
 
 
 class AutoLRState(NamedTuple):
-    """What :func:`auto_lr` keeps. It is all that a checkpoint needs."""
+    """Holds what :func:`auto_lr` keeps. It is all that a checkpoint needs."""
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     """Steps so far."""
@@ -72,7 +72,7 @@ def auto_lr(
 
     def init(params: Any) -> AutoLRState:
         inner_state = inner.init(params)
-        if is_auto_lr(inner_state):
+        if parts_of(inner_state, AutoLRState):
             raise ValueError("tx must be the optimizer alone, got hdet.jax.auto_lr: it is there already")
         peaks = _peaks_of(inner_state, found)
         return AutoLRState(
@@ -108,7 +108,7 @@ def auto_lr(
 
 
 def eval_params(state: Any, params: Any) -> Any:
-    """What to evaluate and to keep: the mean of the weights of the last steps.
+    """Take what to evaluate and to keep: the mean of the weights of the last steps.
 
     Before the tail, which is the last 7.5 % of the steps, it is the weights themselves.
 
@@ -120,7 +120,7 @@ def eval_params(state: Any, params: Any) -> Any:
     >>> eval_params(tx.init(jnp.ones(2)), jnp.ones(2)).tolist()
     [1.0, 1.0]
     """
-    states = _auto_states(state)
+    states = parts_of(state, AutoLRState)
     if len(states) != 1:
         raise ValueError(
             f"state must hold that of one hdet.jax.auto_lr, got {len(states)}: pass the state of the "
@@ -130,16 +130,6 @@ def eval_params(state: Any, params: Any) -> Any:
     return jax.tree.map(
         lambda mean, p: jnp.where(auto.num_taken > 0, mean.astype(p.dtype), p), auto.tail_mean, params
     )
-
-
-def is_auto_lr(state: Any) -> bool:
-    """Whether a state has that of :func:`auto_lr` in it."""
-    return bool(_auto_states(state))
-
-
-def _auto_states(state: Any) -> list[AutoLRState]:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, AutoLRState))
-    return [leaf for leaf in leaves if isinstance(leaf, AutoLRState)]
 
 
 def _peaks_of(inner_state: Any, found: FoundLR | None) -> jax.Array:

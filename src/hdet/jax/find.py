@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Sequence
-from functools import partial
-from statistics import fmean
+from collections.abc import Iterable
 from typing import Any
 
 import jax  # pyright: ignore[reportMissingImports]
-import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.checks import require_count, require_number
-from hdet.errors import NotFiniteError
-from hdet.jax.auto import is_auto_lr
-from hdet.jax.places import Places, size_of
-from hdet.jax.rates import require_rates, require_transformation
-from hdet.jax.trials import Loss, Trials, one_step
-from hdet.search.batches import endless
-from hdet.search.decisions import (
-    LEAST_STEPS,
-    Ramp,
-    Trial,
-    lengths,
-    next_ramp,
-    num_parts,
-    ramp_factor,
-    trial_factors,
-    try_out,
-)
+from hdet.checks import require_count
+from hdet.jax.auto import AutoLRState
+from hdet.jax.rates import parts_of, require_rates, require_transformation
+from hdet.jax.trainee import JaxTrainee, Loss
+from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR
 
 _log = logging.getLogger(__name__)
-
-_PROBE_STEPS = 4
-"""Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
 
 
 def find_lr(
@@ -74,14 +54,12 @@ def find_lr(
 
     >>> tx = optax.inject_hyperparams(optax.sgd)(learning_rate=1e-4)
     >>> data = list(jax.random.normal(jax.random.key(0), (20, 16, 8)))
-    >>> loss_fn = lambda w, x: jnp.mean((x @ w - x.sum(axis=1)) ** 2)
-    >>> found = find_lr(loss_fn, jnp.zeros(8), tx, data, total_steps=500)
+    >>> loss_fn = lambda w, x: jax.numpy.mean((x @ w - x.sum(axis=1)) ** 2)
+    >>> found = find_lr(loss_fn, jax.numpy.zeros(8), tx, data, total_steps=500)
     >>> found.lr[0] > 1e-3, found.asked[0] < 1e-3
     (True, True)
     """
-    require_count(
-        "total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot afford a search"
-    )
+    require_length(total_steps)
     if trials_at_once is not None:
         require_count("trials_at_once", trials_at_once)
     for name, function in (("loss_fn", loss_fn), ("score_fn", score_fn)):
@@ -95,155 +73,18 @@ def find_lr(
         raise TypeError("params must be arrays, got tracers: call find_lr outside of jit, grad and vmap")
     tx = require_transformation(tx)
     state = tx.init(params)
-    if is_auto_lr(state):
+    if parts_of(state, AutoLRState):
         raise ValueError("tx must be the optimizer alone, got hdet.jax.auto_lr: pass what it was made from")
-    if any(isinstance(x, optax.MultiStepsState) for x in jax.tree.leaves(state, is_leaf=_is_multi_steps)):
+    if parts_of(state, optax.MultiStepsState):
         raise ValueError(
             "tx must make a step of every batch, got optax.MultiSteps: pass what it was made from, and whole "
             "batches"
         )
     asked = [float(rate) for rate in require_rates(state)]
-    for value in asked:
-        require_number("tx's learning_rate", value, at_least=0)
-    if not any(asked):
-        raise ValueError("tx's learning_rate must be above 0, got 0: give any guess")
-    search = _Search(loss_fn, params, tx, batches, total_steps, probe, score_fn, trials_at_once, asked)
-    found = search.run()
+    require_guess("tx's learning_rate", asked)
+    trainee = JaxTrainee(loss_fn, score_fn, params, tx, asked, trials_at_once)
+    put = trainee.places.put
+    found = Search(trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps).run()
     if jax.process_index() == 0:
         _log.info("%s", found)
     return found
-
-
-def _is_multi_steps(node: object) -> bool:
-    return isinstance(node, optax.MultiStepsState)
-
-
-class _Search:
-    """One search."""
-
-    def __init__(
-        self,
-        loss_fn: Loss,
-        params: Any,
-        tx: optax.GradientTransformationExtraArgs,
-        batches: Iterable[Any],
-        total_steps: int,
-        probe: Any,
-        score_fn: Loss | None,
-        trials_at_once: int | None,
-        asked: Sequence[float],
-    ) -> None:
-        self._places = Places(params)
-        self._tx, self._asked, self._total_steps = tx, asked, total_steps
-        self._params = self._places.put(params)
-        self._batches = endless(batches)
-        self._ahead = [self._places.put(next(self._batches))]  # its size tells how many trials there can be
-        _require_scalar("loss_fn", loss_fn, self._params, self._ahead[0])
-        count = self._places.count
-        self._num_places = count * num_parts(count, size_of(self._ahead[0]) // count)
-        self._sizes = lengths(total_steps, self._num_places)
-        taken = (
-            [self._places.put(probe)] if probe is not None else [self._next() for _ in range(_PROBE_STEPS)]
-        )
-        _require_scalar(
-            "loss_fn" if score_fn is None else "score_fn", score_fn or loss_fn, self._params, taken[0]
-        )
-        self._probe, self._num_bad = taken, 0
-        self._trials = Trials(
-            loss_fn,
-            score_fn or loss_fn,
-            tx,
-            self._places,
-            num_trials=self._num_places,
-            num_at_once=trials_at_once or self._num_places,
-        )
-        self._score_fn = jax.jit(score_fn or loss_fn)
-        self._step = jax.jit(partial(one_step, loss_fn, tx))
-
-    def run(self) -> FoundLR:
-        """The ramp, then trials."""
-        if len(self._probe) > 1:  # training batches, of which one may be bad
-            finite = [b for b in self._probe if math.isfinite(float(self._score_fn(self._params, b)))]
-            self._num_bad += len(self._probe) - len(finite)
-            self._probe = finite or self._probe
-        first_score = self._score(self._params)
-        if not math.isfinite(first_score):
-            raise NotFiniteError(
-                "loss must be finite at the weights that the search starts from, but it is not: check the "
-                "data and the model"
-            )
-        seen, lead, params = self._ramp()
-        found, trials, num_steps = try_out(
-            lambda lead, trial_steps: self._make_trials(lead, params, trial_steps),
-            lead,
-            first_score=first_score,
-            sizes=self._sizes,
-            ramp_steps=len(seen),
-            total_steps=self._total_steps,
-        )
-        return FoundLR.of(
-            found,
-            self._asked,
-            seen=seen,
-            trials=trials,
-            num_steps=num_steps,
-            num_bad=self._num_bad,
-            total_steps=self._total_steps,
-        )
-
-    def _ramp(self) -> tuple[list[tuple[float, float]], float, Any]:
-        """Factors and losses; the factor of the lowest loss, and the parameters there."""
-        ramp, seen = Ramp(), list[tuple[float, float]]()
-        params = lowest = self._params
-        state = self._tx.init(params)
-        while not ramp.is_over:
-            step, factor = ramp.num_steps, ramp_factor(ramp.num_steps, self._sizes.ramp)
-            score = self._score(params, num_batches=1)
-            value = score if math.isfinite(score) else math.inf
-            ramp = next_ramp(ramp, value, self._sizes)
-            seen.append((factor, value))
-            if ramp.low_step == step:
-                lowest = params
-            if not ramp.is_over:
-                rates = [factor * lr for lr in self._asked]
-                params, state, loss = self._step(params, state, rates, self._next())
-                self._num_bad += not math.isfinite(float(loss))  # the probe was finite with these weights
-        return seen, ramp_factor(ramp.low_step, self._sizes.ramp), lowest
-
-    def _make_trials(self, lead: float, params: Any, num_steps: int) -> list[Trial]:
-        """From these parameters, one trial for each factor, each on its own part of the batches."""
-        factors = trial_factors(lead, self._num_places * self._sizes.num_turns)
-        scores: list[float] = []
-        for turn in range(self._sizes.num_turns):
-            here = factors[turn * self._num_places :][: self._num_places]
-            batches = [self._next_whole() for _ in range(num_steps)]
-            rates = [[factor * lr for lr in self._asked] for factor in here]
-            made, num_bad = self._trials.make(params, rates, batches, self._probe)
-            scores += made
-            self._num_bad += num_bad
-        return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
-
-    def _score(self, params: Any, *, num_batches: int | None = None) -> float:
-        """Loss on the probe, or on some of its batches."""
-        return fmean(float(self._score_fn(params, batch)) for batch in self._probe[:num_batches])
-
-    def _next(self) -> Any:
-        return self._ahead.pop() if self._ahead else self._places.put(next(self._batches))
-
-    def _next_whole(self) -> Any:
-        """A batch with an example for every trial: the last one of an epoch may have fewer."""
-        batch = self._next()
-        while self._num_places > 1 and size_of(batch) < self._num_places:
-            batch = self._next()
-        return batch
-
-
-def _require_scalar(name: str, function: Loss, params: Any, batch: Any) -> None:
-    """Raise unless the function returns one real number for this batch."""
-    result = jax.eval_shape(function, params, batch)
-    if not isinstance(result, jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"{name} must return the loss alone, got {result}: leave out what it returns beside it"
-        )
-    if result.shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
-        raise ValueError(f"{name} must return one real number, got {result}: return the mean over the batch")

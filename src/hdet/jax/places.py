@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[r
 
 
 class Places:
-    """The axes of a mesh on which every device has all that a parameter is, so that trials can differ there.
+    """Knows the axes of a mesh on which every device has whole parameters, so that trials can differ there.
 
     Parameters that lie on one device have no such axis. Those that are sharded over one axis of two have the
     other one.
@@ -22,17 +22,17 @@ class Places:
     """
 
     def __init__(self, params: Any) -> None:
-        shardings = [leaf.sharding for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-        named = [s for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
-        self._mesh = _automatic(named[0].mesh) if named else None
-        taken = {axis for sharding in named for part in sharding.spec for axis in _names(part)}
-        mesh = self._mesh
+        named = [sharding for leaf in jax.tree.leaves(params) if (sharding := _sharding_of(leaf))]
+        # The same devices under the same names, with axes that XLA splits along.
+        self._mesh = mesh = Mesh(named[0].mesh.devices, named[0].mesh.axis_names) if named else None
+        parts = [part for sharding in named for part in sharding.spec]
+        taken = {axis for part in parts for axis in (part if isinstance(part, tuple) else (part,))}
         self._axes = () if mesh is None else tuple(n for n in mesh.axis_names if n not in taken)
         self.count = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in self._axes)
         """How many copies of the parameters there are."""
 
     def put(self, tree: Any) -> Any:
-        """The same arrays on the same devices. How each step is split is then XLA's to decide.
+        """Keep the same arrays on the same devices. How each step is split is then XLA's to decide.
 
         Without it a mesh of explicit axes would ask the caller's model for the sharding of every product.
         """
@@ -41,15 +41,13 @@ class Places:
             return tree
 
         def put(leaf: Any) -> Any:
-            sharding: Any = getattr(leaf, "sharding", None)
-            if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-                return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
-            return leaf
+            sharding = _sharding_of(leaf)
+            return leaf if sharding is None else jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
 
         return jax.tree.map(put, tree)
 
     def repeat(self, params: Any, num_rows: int) -> Any:
-        """The parameters once for every trial, as rows that are spread over the devices."""
+        """Repeat the parameters for every trial, as rows that are spread over the devices."""
 
         def repeat(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *jnp.shape(leaf))), tree)
@@ -58,13 +56,13 @@ class Places:
             return jax.jit(repeat)(params)
 
         def sharding_of(leaf: Any) -> NamedSharding:
-            sharding: Any = getattr(leaf, "sharding", None)
-            return self._sharding(*(sharding.spec if isinstance(sharding, NamedSharding) else ()))
+            sharding = _sharding_of(leaf)
+            return self._sharding(*(() if sharding is None else sharding.spec))
 
         return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)
 
     def spread(self, tree: Any) -> Any:
-        """Inside of jit: the first dimension over the devices."""
+        """Spread the first dimension over the devices. For inside of jit."""
         if self._mesh is None:
             return tree
         free = PartitionSpec.UNCONSTRAINED
@@ -73,7 +71,7 @@ class Places:
         )
 
     def gather(self, tree: Any) -> Any:
-        """Inside of jit: all of it on every device."""
+        """Put all of it on every device. For inside of jit."""
         if self._mesh is None:
             return tree
         whole = NamedSharding(self._mesh, PartitionSpec())
@@ -84,20 +82,14 @@ class Places:
         return NamedSharding(self._mesh, PartitionSpec(self._axes or None, *others))
 
 
-def _names(part: Any) -> tuple[str, ...]:
-    """The axes that one dimension is sharded over."""
-    if isinstance(part, str):
-        return (part,)
-    return tuple(part) if isinstance(part, tuple) else ()
-
-
-def _automatic(mesh: Any) -> Mesh:
-    """The same devices under the same names."""
-    return Mesh(mesh.devices, mesh.axis_names)
+def _sharding_of(leaf: Any) -> NamedSharding | None:
+    """Say how an array lies on the devices of a mesh. None where it lies on one."""
+    sharding: Any = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 def size_of(batch: Any) -> int:
-    """How many examples a batch has: the first dimension that most of its arrays have, one if none has.
+    """Count the examples of a batch: the first dimension that most of its arrays have, one if none has.
 
     JAX sorts the keys of a dictionary, so that the first array may be anything.
 
@@ -109,7 +101,7 @@ def size_of(batch: Any) -> int:
 
 
 def split(batch: Any, num_parts: int) -> tuple[Any, Any]:
-    """Several batches out of one, as rows, and for each array the axis of the rows.
+    """Make several batches out of one, as rows, and for each array the axis of the rows.
 
     What has another size than the examples goes to all of them as it is, and has None for an axis. Examples
     that cannot be shared out evenly are left out.

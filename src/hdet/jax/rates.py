@@ -1,4 +1,4 @@
-"""Where the learning rates of an optax optimizer live: in its state, put there by ``inject_hyperparams``."""
+"""The state of an optax optimizer, where ``inject_hyperparams`` has put its learning rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REMEDY = (
 
 
 def require_transformation(tx: object) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, with support for extra arguments; raises if it is none."""
+    """Return the optimizer, with support for extra arguments; raises if it is none."""
     if not isinstance(tx, optax.GradientTransformation):
         raise TypeError(
             f"tx must be an optax.GradientTransformation, got {tx!r} of type {type(tx).__name__}: {_REMEDY}"
@@ -26,7 +26,7 @@ def require_transformation(tx: object) -> optax.GradientTransformationExtraArgs:
 
 
 def require_rates(state: Any) -> list[jax.Array]:
-    """The learning rates that a fresh state of the optimizer holds; raises if they cannot be set.
+    """Read the learning rates that a fresh state of the optimizer holds; raises if they cannot be set.
 
     >>> tx = optax.inject_hyperparams(optax.adamw)(learning_rate=0.25)
     >>> [rate.item() for rate in require_rates(tx.init(jnp.zeros(2)))]
@@ -48,12 +48,12 @@ def require_rates(state: Any) -> list[jax.Array]:
 
 
 def read_rates(state: Any) -> list[jax.Array]:
-    """The learning rates in a state, in its order."""
+    """Read the learning rates in a state, in its order."""
     return [node.hyperparams[_NAME] for node in _injected(state)]
 
 
 def write_rates(state: Any, rates: Sequence[Any] | jax.Array) -> Any:
-    """The state with these learning rates, in the order of :func:`read_rates`.
+    """Return the state with these learning rates, in the order of :func:`read_rates`.
 
     >>> tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
     >>> state = write_rates(tx.init(jnp.zeros(2)), [0.5])
@@ -72,8 +72,18 @@ def write_rates(state: Any, rates: Sequence[Any] | jax.Array) -> Any:
     return _map(write, state)
 
 
+def parts_of(state: Any, kind: type) -> list[Any]:
+    """List the parts of a state that are of this kind.
+
+    >>> len(parts_of(optax.adam(0.1).init(jnp.zeros(2)), optax.ScaleByAdamState))
+    1
+    """
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]
+
+
 def _is_injected(node: Any) -> bool:
-    """Whether it is what ``inject_hyperparams`` keeps, with a learning rate in it."""
+    """Tell if it is what ``inject_hyperparams`` keeps, with a learning rate in it."""
     kinds = (optax.InjectStatefulHyperparamsState, optax.InjectHyperparamsState)
     return isinstance(node, kinds) and _NAME in node.hyperparams
 

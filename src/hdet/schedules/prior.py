@@ -12,7 +12,7 @@ from typing import Any
 from hdet.checks import require_number
 from hdet.explore import LearningRate
 from hdet.records import RoundRecord, read_records
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 from hdet.schedules.replay import export_schedule
 
 _WIDEST = 2.0

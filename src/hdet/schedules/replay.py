@@ -15,8 +15,8 @@ from hdet.checks import require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.explore.values import hyperparameters_of
 from hdet.records import RoundRecord
-from hdet.records.names import is_learning_rate
 from hdet.replicas.optimizers import plain_optimizer
+from hdet.round_record import is_learning_rate
 from hdet.weak_hook import weak_hook
 
 

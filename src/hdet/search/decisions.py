@@ -10,7 +10,7 @@ r"""The search of :func:`hdet.find_lr`: a ramp, a few short trials, and the user
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hdet.method.recipe import one_cycle
@@ -64,12 +64,12 @@ class Lengths:
 
     @property
     def most_ramp_steps(self) -> int:
-        """Where a ramp ends that has not turned."""
+        """Say where a ramp ends that has not turned."""
         return round(_LONGEST * self.ramp)
 
 
 def num_parts(num_replicas: int, batch_size: int) -> int:
-    """Into how many parts a replica splits its batch, with a trial on each.
+    """Say into how many parts a replica splits its batch, with a trial on each.
 
     >>> num_parts(8, 32), num_parts(2, 32), num_parts(1, 32), num_parts(1, 3)
     (1, 4, 8, 3)
@@ -80,7 +80,7 @@ def num_parts(num_replicas: int, batch_size: int) -> int:
 
 
 def lengths(total_steps: int, num_places: int) -> Lengths:
-    """How long the search is.
+    """Say how long the search is.
 
     Args:
         total_steps: length of the run.
@@ -101,7 +101,7 @@ def lengths(total_steps: int, num_places: int) -> Lengths:
 
 
 def ramp_factor(step: int, num_steps: int) -> float:
-    """The learning rate of a step of the ramp, over the user's.
+    """Give the learning rate of a step of the ramp, over the user's.
 
     >>> [round(ramp_factor(step, 40), 3) for step in (0, 20, 40)]
     [0.01, 1.0, 100.0]
@@ -111,7 +111,7 @@ def ramp_factor(step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """What the ramp has seen so far."""
+    """Holds what the ramp has seen so far."""
 
     num_steps: int = 0
     first: float = math.nan
@@ -126,7 +126,7 @@ class Ramp:
 
     @property
     def has_learnt(self) -> bool:
-        """Whether the loss has fallen enough to tell."""
+        """Tell if the loss has fallen enough to rank learning rates."""
         return self.first - self.low > _LEARNT * abs(self.first)
 
 
@@ -144,10 +144,11 @@ def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
     first = loss if count == 0 else ramp.first
     total = decay * ramp.mean + (1 - decay) * (loss if is_finite else 0.0)
     weight = decay * ramp.weight + (1 - decay)
-    mean, gain = total / weight, first - ramp.low
-    has_learnt = gain > _LEARNT * abs(first)
-    rise = mean - (ramp.low if has_learnt else first)
-    has_turned = rise > (_TURNED * gain if has_learnt else _WORSE * abs(first))
+    mean = total / weight
+    if ramp.has_learnt:
+        has_turned = mean - ramp.low > _TURNED * (first - ramp.low)
+    else:
+        has_turned = mean - first > _WORSE * abs(first)
     is_low = is_finite and mean < ramp.low
     return replace(
         ramp,
@@ -162,7 +163,7 @@ def next_ramp(ramp: Ramp, loss: float, sizes: Lengths) -> Ramp:
 
 
 def trial_factors(lead: float, count: int) -> list[float]:
-    """Learning rates of the trials, as factors on the user's, below the ramp's best.
+    """Spread the learning rates of the trials, as factors on the user's, below the ramp's best.
 
     >>> [round(f, 3) for f in trial_factors(3.0, 4)]
     [0.1, 0.311, 0.965, 3.0]
@@ -171,7 +172,7 @@ def trial_factors(lead: float, count: int) -> list[float]:
 
 
 def trial_shape(step: int, num_steps: int) -> float:
-    """The miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
+    """Follow the miniature schedule of a trial: 20 % warm-up, then down to a hundredth of the peak."""
     return one_cycle(step, num_steps, warmup=0.2, start=1 / 25, end=0.01)
 
 
@@ -186,7 +187,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was found, as factors on the user's learning rate."""
+    """Holds what was found, as factors on the user's learning rate."""
 
     factor: float
     low: float
@@ -198,54 +199,14 @@ class Answer:
     """How it came about, in words."""
 
 
-def try_out(
-    make_trials: Callable[[float, int], list[Trial]],
-    lead: float,
-    *,
-    first_score: float,
-    sizes: Lengths,
-    ramp_steps: int,
-    total_steps: int,
-) -> tuple[Answer, list[Trial], int]:
-    """Make trials until they tell; the answer, the trials that it rests on, and the steps of the search.
-
-    Args:
-        make_trials: makes the trials of ``trial_factors(lead, ...)``, each of so many steps.
-        lead: the factor of the ramp's lowest loss.
-        first_score: the score of the untrained weights.
-        sizes: of the search.
-        ramp_steps: that the ramp took.
-        total_steps: length of the run.
-
-    >>> def best_is_20(lead, num_steps):
-    ...     return [Trial(f, 1 + abs(math.log(f / 20))) for f in trial_factors(lead, 8)]
-    >>> found, trials, num_steps = try_out(
-    ...     best_is_20, 10.0, first_score=9.0, sizes=lengths(1000, 8), ramp_steps=30, total_steps=1000)
-    >>> 10 < found.factor < 25, len(trials), num_steps  # higher ones were tried too
-    (True, 16, 110)
-    """
-    trials: list[Trial] = []
-    num_steps, trial_steps = ramp_steps, sizes.trial
-    while True:
-        trials += make_trials(lead, trial_steps)
-        num_steps += trial_steps * sizes.num_turns
-        if should_move(trials, num_steps, total_steps):
-            lead *= 10
-        elif should_lengthen(trials, first_score, num_steps, total_steps):
-            trials, trial_steps = [], 2 * trial_steps
-        else:
-            break
-    return answer(trials, first_score, lengthened=trial_steps / sizes.trial), trials, num_steps
-
-
 def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
-    """Whether the best trial is the highest, so that higher ones must be tried, and there are steps left."""
+    """Tell if the best trial is the highest, so that higher ones must be tried, and steps are left."""
     scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
     return min(scores)[1] == max(trial.factor for trial in trials) and steps_used < _MOST / 2 * total_steps
 
 
 def should_lengthen(trials: Sequence[Trial], first_score: float, steps_used: int, total_steps: int) -> bool:
-    """Whether nothing has been learnt yet, and trials of twice the length are worth their steps."""
+    """Tell if nothing has been learnt yet, and trials of twice the length are worth their steps."""
     return not _has_learnt(trials, first_score) and steps_used < _MOST / 2 * total_steps
 
 
@@ -276,19 +237,16 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
         return _kept("the loss is the same at every learning rate")
     if min(values) >= first_score:
         return _kept("no trial learnt anything")
-    evidence, _ = soft_minimum(points)
+    evidence = soft_minimum(points)
     reason = "trials, weighed against your guess"
     if not _has_learnt(trials, first_score):
-        error, reason = (
-            2 * error,
-            "trials that learnt little, weighed against your guess",
-        )
+        error, reason = 2 * error, "trials that learnt little, weighed against your guess"
     factor = math.exp(weigh(math.log(evidence), error))
     return Answer(factor=factor, low=factor / _BELOW, high=factor * _ABOVE, evidence=evidence, reason=reason)
 
 
 def should_search_again(asked: float, found: float, trials: Sequence[Sequence[float | None]]) -> bool:
-    """Whether the answer lies where the search could not look well, so that its range means little.
+    """Tell if the answer lies where the search could not look well, so that its range means little.
 
     It is very far from the user's number, or the highest learning rate that was tried did best.
 
@@ -318,7 +276,7 @@ def _kept(why: str) -> Answer:
 
 
 def weigh(evidence: float, error: float) -> float:
-    r"""Mean of the posterior, in log factors on the user's learning rate.
+    r"""Take the mean of the posterior, in log factors on the user's learning rate.
 
     The prior is an even mixture of two normal distributions around zero, and the evidence is normal:
 
@@ -340,23 +298,17 @@ def weigh(evidence: float, error: float) -> float:
     return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
 
 
-def soft_minimum(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    r"""Where the lowest scores are, on a logarithmic scale, and the factor of one standard deviation.
+def soft_minimum(points: Sequence[tuple[float, float]]) -> float:
+    r"""Say where the lowest scores are, on a logarithmic scale.
 
     The mean of log factors with weights :math:`\exp(-(s_i - \min s)/\tau)`, tau the distance from the lowest
     score to that below which a third of them lie: noise moves it little, and a flat valley gives its middle.
 
-    >>> center, spread = soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)])
-    >>> round(center, 6), spread > 1
-    (1.0, True)
+    >>> round(soft_minimum([(0.5, 2.0), (1.0, 1.0), (2.0, 2.0)]), 6)
+    1.0
     """
     scores = sorted(s for _, s in points)
     scale = scores[max(min(1, len(scores) - 1), len(scores) // 3)] - scores[0] or 1.0
     weights = [math.exp(-(s - scores[0]) / scale) for _, s in points]
-    total = math.fsum(weights)
-    logs = [math.log(f) for f, _ in points]
-    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / total
-    variance = math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total
-    # The weighted mean of independent points; an effective number of them carries the weight.
-    effective = total**2 / math.fsum(w * w for w in weights)
-    return math.exp(mean), math.exp(math.sqrt(variance / effective))
+    logs = [w * math.log(f) for w, (f, _) in zip(weights, points, strict=True)]
+    return math.exp(math.fsum(logs) / math.fsum(weights))

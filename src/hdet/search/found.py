@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdet.errors import HdetError, warn
 from hdet.records import RoundRecord, SearchRecord
-from hdet.search.decisions import Answer, Trial, should_search_again
+from hdet.search.decisions import should_search_again
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,7 +22,7 @@ _LENGTHS_APART = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FoundLR:
-    """What :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
+    """Holds what :func:`hdet.find_lr` found. Lists have one entry for each parameter group.
 
     What ``hdet.jax.find_lr`` found is the same. There the entries are for the learning rates of ``tx``.
     """
@@ -46,60 +46,21 @@ class FoundLR:
     total_steps: int | None = None
     """The length of the run that it is for. None in what an earlier version has saved."""
 
-    @classmethod
-    def of(
-        cls,
-        found: Answer,
-        asked: Sequence[float],
-        *,
-        seen: Sequence[tuple[float, float]],
-        trials: Sequence[Trial],
-        num_steps: int,
-        num_bad: int,
-        total_steps: int,
-    ) -> FoundLR:
-        """An answer, which is a factor, in learning rates.
-
-        Args:
-            found: the answer.
-            asked: what the optimizer had.
-            seen: factor and loss for each step of the ramp.
-            trials: the last ones.
-            num_steps: that the search took.
-            num_bad: batches whose loss was not finite.
-            total_steps: length of the run.
-        """
-        reason = found.reason
-        if num_bad:
-            reason += f"; {num_bad} batches whose loss is not finite were left out"
-        shown = next(lr for lr in asked if lr)
-        return cls(
-            lr=[found.factor * lr for lr in asked],
-            low=[found.low * lr for lr in asked],
-            high=[found.high * lr for lr in asked],
-            asked=list(asked),
-            reason=reason,
-            ramp=[(shown * factor, loss) for factor, loss in seen],
-            trials=[(shown * trial.factor, trial.score) for trial in trials],
-            num_steps=num_steps,
-            total_steps=total_steps,
-        )
-
     @property
     def expected_loss(self) -> float | None:
-        """A loss that a run should reach soon, half way to the best trial's; None if none learnt anything."""
+        """Name a loss that a run should reach soon, half way to the best trial's; None if none learnt."""
         first = self.ramp[0][1]
         best = min((score for _, score in self.trials if score is not None), default=first)
         return (first + best) / 2 if best < first else None
 
     @property
     def is_guess(self) -> bool:
-        """Whether the search could not tell, so that your guess stays."""
+        """Tell if the search could not tell, so that your guess stays."""
         return self.lr == self.asked
 
     @property
     def should_search_again(self) -> bool:
-        """Whether a second search, with this answer as the guess, would know more than the range says.
+        """Tell if a second search, with this answer as the guess, would know more than the range says.
 
         The answer is more than 300 times off your guess, or the highest trial did best.
         """
@@ -108,7 +69,7 @@ class FoundLR:
 
     @property
     def _first_group(self) -> int:
-        """The first that has a learning rate."""
+        """Find the first that has a learning rate."""
         return next(i for i, lr in enumerate(self.asked) if lr)
 
     def __str__(self) -> str:
@@ -135,7 +96,7 @@ class FoundLR:
             )
 
     def to_record(self, num_replicas: int) -> RoundRecord:
-        """The record that goes before those of the run, of the first group that has a learning rate."""
+        """Make the record that goes before those of the run, of the first group with a learning rate."""
         first = self._first_group
         search = SearchRecord(
             asked=self.asked[first],

@@ -63,6 +63,8 @@ def test_broken_lines_are_skipped_and_blank_ones_ignored(tmp_path: Path) -> None
         ({"excluded": {"one": "why"}}, "invalid literal"),
         ({"num_brakes": -1}, "num_brakes must be a whole number"),
         ({"num_averaged_steps": None}, "num_averaged_steps must be a whole number"),
+        ({"bytes_sent": 0.5}, "bytes_sent must be a whole number"),
+        ({"merge_weights": {"0": 1.0}}, "merge_weights must be a list of numbers"),
         ({"search": 5}, "search must be an object or null"),
         ({"search": [SEARCH]}, "search must be an object or null"),
         ({"search": {"asked": 0.1}}, "SearchRecord missing 7 required"),

@@ -20,11 +20,12 @@ from torch import nn
 
 import hdet
 from hdet import HdetError, HdetWarning, Records, RoundRecord
-from hdet.records.mlflow import MLflowSink
-from hdet.records.tee import Tee
-from hdet.records.tensorboard import TensorBoardSink
-from hdet.records.tracker import Tracker, scalars
-from hdet.records.wandb import WandbSink
+from hdet.records import Tee
+from hdet.round_record import scalars
+from hdet.trackers.base import Tracker
+from hdet.trackers.mlflow import MLflowSink
+from hdet.trackers.tensorboard import TensorBoardSink
+from hdet.trackers.wandb import WandbSink
 
 
 def record(step: int = 10, **more: Any) -> RoundRecord:
@@ -394,7 +395,7 @@ def test_imports_wait_for_the_first_record_and_the_process_for_the_last() -> Non
     code = """
 import sys, time
 from hdet import MLflowSink, TensorBoardSink, WandbSink
-from hdet.records.mlflow import _Thread
+from hdet.trackers.mlflow import _Thread
 WandbSink(), MLflowSink(), TensorBoardSink("x")
 print([name for name in ("wandb", "mlflow", "tensorboard") if name in sys.modules])
 def slow():

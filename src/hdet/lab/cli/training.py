@@ -27,13 +27,12 @@ from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import Result, resume_hint
 from hdet.lab.train.runner import run as run_training
 from hdet.lab.train.signals import stop_on_signal
-from hdet.records import RecordSink
-from hdet.records.mlflow import MLflowSink
-from hdet.records.tee import Tee
-from hdet.records.tensorboard import TensorBoardSink
-from hdet.records.wandb import WandbSink
+from hdet.records import RecordSink, Tee
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.found import FoundLR
+from hdet.trackers.mlflow import MLflowSink
+from hdet.trackers.tensorboard import TensorBoardSink
+from hdet.trackers.wandb import WandbSink
 
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:

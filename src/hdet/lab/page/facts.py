@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hdet.lab.page.runs import Run, number
 from hdet.lab.page.series import base_series, learning_rates, mean, plan_series
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 
 
 def asked_lr(run: Run) -> float | None:

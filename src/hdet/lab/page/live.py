@@ -9,7 +9,7 @@ from pathlib import Path
 from hdet.checks import require_number
 from hdet.lab.page.page import build_report
 from hdet.lab.page.runs import Run, read_run
-from hdet.records.tracker import Tracker
+from hdet.trackers.base import Tracker
 
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
@@ -43,7 +43,7 @@ class LivePage(Tracker):
         self._due = 0.0
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write the page if it is time; see :class:`hdet.records.tracker.Tracker`."""
+        """Write the page if it is time; see :class:`hdet.trackers.base.Tracker`."""
         start = time.monotonic()
         if start < self._due:
             return

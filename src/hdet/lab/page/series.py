@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hdet.lab.page.runs import Run
 from hdet.records import RoundRecord
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 
 Numbers = list[float | None]
 _End = tuple[float, int]

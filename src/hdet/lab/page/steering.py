@@ -21,7 +21,7 @@ from hdet.lab.page.series import (
     thin,
 )
 from hdet.records import RoundRecord
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 
 
 def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:

@@ -21,7 +21,7 @@ from hdet.lab.page.facts import (
 )
 from hdet.lab.page.runs import Run, number
 from hdet.lab.page.series import base_series, learning_rates
-from hdet.records.names import is_learning_rate
+from hdet.round_record import is_learning_rate
 from hdet.search.decisions import should_search_again
 
 

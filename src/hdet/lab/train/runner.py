@@ -22,10 +22,9 @@ from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder, write_json
 from hdet.lab.train.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
 from hdet.method.fan_out import derived_seed
-from hdet.records import JsonlSink, RecordSink, RoundRecord, read_records
-from hdet.records.names import is_learning_rate
-from hdet.records.tee import Tee
+from hdet.records import JsonlSink, RecordSink, RoundRecord, Tee, read_records
 from hdet.replicas.copies import generator_states, restore_generators
+from hdet.round_record import is_learning_rate
 from hdet.search.found import FoundLR
 
 _LOOK_EVERY = 10

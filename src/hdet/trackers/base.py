@@ -8,56 +8,15 @@ from __future__ import annotations
 
 import abc
 import importlib.util
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from hdet.errors import HdetError, HdetWarning, install_command, warn
-from hdet.records.record import RoundRecord
-
-
-def scalars(record: RoundRecord) -> dict[str, float]:
-    """What every tracker shows of a record: finite numbers, by names of the form ``kind/which``.
-
-    What a replica did not see (a loss of None) and what is not finite is left out.
-
-    >>> scalars(RoundRecord(round=0, step=10, num_replicas=2, losses=[0.5, None], base={"lr": 0.1}))
-    {'loss/mean': 0.5, 'loss/replica_0': 0.5, 'base/lr': 0.1, 'replicas/excluded': 0.0}
-    """
-    found: dict[str, float | None] = {}
-    _add_replicas(found, "loss", record.losses)
-    _add_replicas(found, "probe", record.probes)
-    for r, weight in enumerate(record.weights):
-        found[f"weight/replica_{r}"] = weight
-    by_name = {
-        "base": record.base,
-        "signal": record.signal,
-        "velocity": record.velocity,
-        "correction": record.correction,
-        "milliseconds": record.milliseconds,
-    }
-    for kind, numbers in by_name.items():
-        for name, number in numbers.items():
-            found[f"{kind}/{name}"] = number
-    found["controller/temperature"] = record.temperature
-    found["replicas/excluded"] = len(record.excluded)
-    if record.num_nonfinite_losses:
-        found["nonfinite/total"] = sum(record.num_nonfinite_losses)
-        for r, count in enumerate(record.num_nonfinite_losses):
-            found[f"nonfinite/replica_{r}"] = count
-    return {name: float(x) for name, x in found.items() if x is not None and math.isfinite(x)}
-
-
-def _add_replicas(found: dict[str, float | None], kind: str, numbers: Sequence[float | None]) -> None:
-    seen = [x for x in numbers if x is not None]
-    if seen:
-        found[f"{kind}/mean"] = math.fsum(seen) / len(seen)
-    for r, number in enumerate(numbers):
-        found[f"{kind}/replica_{r}"] = number
+from hdet.round_record import RoundRecord, scalars
 
 
 class Tracker(abc.ABC):
-    """A sink that shows a run to people. It never ends a training.
+    """Shows a run to people. It never ends a training.
 
     The first failure (a full disk, a server out of reach) is reported by one :class:`hdet.HdetWarning`; from
     then on the tracker does nothing. For one of your own, derive from it and define :meth:`log` and

@@ -1,15 +1,16 @@
-"""Where records go: memory, or a file of JSON lines."""
+"""Where records go: memory, a file of JSON lines, or several sinks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 from hdet.errors import warn
-from hdet.records.record import RoundRecord
+from hdet.round_record import RoundRecord, problem_of
+from hdet.round_record import SearchRecord as SearchRecord
 
 
 @runtime_checkable
@@ -49,9 +50,6 @@ class Records(Sequence[RoundRecord]):
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def __iter__(self) -> Iterator[RoundRecord]:
-        return iter(self._records)
 
 
 class JsonlSink:
@@ -119,7 +117,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _begins_anew(path: Path, record: RoundRecord) -> bool:
-    """Whether the first record of a sink begins a run, where the file holds another."""
+    """Tell if the first record of a sink begins a run, where the file holds another."""
     if record.step > record.num_steps or not path.is_file():
         return False
     earlier, _ = scan_records(path)
@@ -136,58 +134,59 @@ def _cut_unfinished_line(path: Path) -> None:
 
 
 def read_records(path: str | Path) -> list[RoundRecord]:
-    """The records of a file of JSON lines; an unfinished last line is left out.
+    """Read the records of a file of JSON lines; an unfinished last line is left out.
 
     A run that was resumed writes again the rounds that it repeats: the later record of a step wins.
     """
     records: list[RoundRecord] = []
-    lines = Path(path).read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        is_cut = number == len(lines)  # whole lines end with a line break
-        if not line:
-            continue
-        try:
-            record = RoundRecord.from_json(line.decode("utf-8"))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if is_cut and (records or b'{"round":'.startswith(line[:9])):
-                break  # the process ended while writing it
+    for number, line, is_last, record in _lines_of(path):
+        if isinstance(record, RoundRecord):
+            _append(records, record)
+        elif is_last and (records or b'{"round":'.startswith(line[:9])):
+            break  # the process ended while writing it
+        else:
+            text = line.decode("utf-8", errors="replace")
+            start = text if len(text) <= 40 else text[:40] + "..."
             raise ValueError(
-                f"{path}, line {number}: not a round record ({_reason(error)}), got {_start_of(line)}: pass "
-                "a file that hdet.Records or hdet.JsonlSink has written"
-            ) from error
-        _append(records, record)
+                f"{path}, line {number}: not a round record ({_reason(record)}), got {start!r}: pass a file "
+                "that hdet.Records or hdet.JsonlSink has written"
+            ) from record
     return records
 
 
-def _start_of(line: bytes) -> str:
-    text = line.decode("utf-8", errors="replace")
-    return repr(text if len(text) <= 40 else text[:40] + "...")
-
-
 def scan_records(path: str | Path) -> tuple[list[RoundRecord], list[str]]:
-    """What can be read of a file of JSON lines, and a note for each line that cannot.
+    """Read what can be read of a file of JSON lines, and note each line that cannot.
 
     Content never raises, whatever it is; a file that cannot be opened does. As in :func:`read_records`, the
     later record of a step wins.
     """
     records: list[RoundRecord] = []
     notes: list[str] = []
-    content = Path(path).read_bytes()
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = RoundRecord.from_json(line.decode("utf-8"))
-            problem = _problem_of(record)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            is_cut = number == len(lines)  # whole lines end with a line break
-            record, problem = None, "the line is cut off" if is_cut else _reason(error)
-        if record is None or problem:
-            notes.append(f"{Path(path).name}, line {number}: not a round record ({problem})")
+    for number, _, is_last, record in _lines_of(path):
+        if isinstance(record, RoundRecord):
+            problem = problem_of(record)
         else:
+            problem = "the line is cut off" if is_last else _reason(record)
+        if isinstance(record, RoundRecord) and not problem:
             _append(records, record)
+        else:
+            notes.append(f"{Path(path).name}, line {number}: not a round record ({problem})")
     return records, notes
+
+
+def _lines_of(path: str | Path) -> Iterator[tuple[int, bytes, bool, RoundRecord | Exception]]:
+    """Read number, text, and the record or what is wrong with it. The last line was cut off, if there is one.
+
+    Whole lines end with a line break.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                record = RoundRecord.from_json(line.decode("utf-8"))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                record = error
+            yield number, line, number == len(lines), record
 
 
 def _append(records: list[RoundRecord], record: RoundRecord) -> None:
@@ -210,84 +209,46 @@ def _reason(error: Exception) -> str:
     return str(error).replace("RoundRecord.__init__() ", "").replace(".__init__()", "")
 
 
-def _problem_of(record: RoundRecord) -> str:
-    """The first field that does not hold what it should, in words; empty if all do."""
-    problem = _first_problem(record, "", _RECORD_RULES)
-    if record.search is not None:
-        problem = problem or _first_problem(record.search, "search.", _SEARCH_RULES)
-    return problem
+class Tee:
+    """One record to several sinks, in their order.
 
+    A :class:`hdet.trackers.base.Tracker` that fails warns once and is left out. :class:`hdet.Records` warns
+    and tries again. A failure of a sink of your own is raised.
 
-def _first_problem(holder: object, prefix: str, rules: Sequence[_Rule]) -> str:
-    for names, holds, rule in rules:
-        for name in names:
-            if not holds(getattr(holder, name)):
-                return f"{prefix}{name} must be {rule}"
-    return ""
+    Args:
+        *sinks: anything with ``write(record)``.
 
+    >>> records = Records()
+    >>> tee = Tee(records)
+    >>> tee.write(RoundRecord(round=0, step=10, num_replicas=2))
+    >>> len(records)
+    1
+    """
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    def __init__(self, *sinks: RecordSink) -> None:
+        for sink in sinks:
+            if not isinstance(sink, RecordSink):
+                raise TypeError(
+                    f"sinks must have a write(record) method, such as hdet.Records(), got {sink!r} of type "
+                    f"{type(sink).__name__}"
+                )
+        self.sinks = sinks
 
+    def write(self, record: RoundRecord) -> None:
+        """Hand one record to every sink."""
+        for sink in self.sinks:
+            sink.write(record)
 
-def _is_number(value: object) -> bool:
-    # An integer may be too large for any float.
-    return isinstance(value, float) or (
-        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1023
-    )
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the results of an evaluation to every sink that takes them."""
+        self._call("write_metrics", step, metrics)
 
+    def close(self) -> None:
+        """Close every sink that can be closed."""
+        self._call("close")
 
-def _is_list(value: object, *, has_gaps: bool = False) -> bool:
-    return isinstance(value, list) and all(_is_number(v) or (has_gaps and v is None) for v in value)
-
-
-def _are_pairs(value: object, *, has_gaps: bool = False) -> bool:
-    return isinstance(value, list) and all(
-        _is_list(pair, has_gaps=has_gaps) and len(pair) == 2 and pair[0] is not None for pair in value
-    )
-
-
-def _is_mapping(value: object, holds: Callable[[object], bool]) -> bool:
-    return isinstance(value, Mapping) and all(holds(v) for v in value.values())
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-# What each field may hold: names of fields, a check, and the same in words.
-_Rule = tuple[tuple[str, ...], Callable[[object], bool], str]
-_GAPS = (lambda value: _is_list(value, has_gaps=True), "a list of numbers or null")
-_RECORD_RULES: tuple[_Rule, ...] = (
-    (
-        ("round", "step", "num_replicas", "num_steps", "num_brakes", "num_averaged_steps"),
-        _is_count,
-        "a whole number",
-    ),
-    (("ends_round", "converged"), lambda value: isinstance(value, bool), "true or false"),
-    (("temperature",), lambda value: value is None or _is_number(value), "a number or null"),
-    (("losses", "probes"), *_GAPS),
-    (("weights", "num_nonfinite_losses"), _is_list, "a list of numbers"),
-    (
-        ("signal", "velocity", "correction", "base", "milliseconds"),
-        lambda value: _is_mapping(value, _is_number),
-        "numbers by name",
-    ),
-    (
-        ("positions", "multipliers", "values", "base_trace"),
-        lambda value: _is_mapping(value, _is_list),
-        "lists of numbers by name",
-    ),
-    (("excluded",), lambda value: _is_mapping(value, _is_text), "reasons"),
-)
-_SEARCH_RULES: tuple[_Rule, ...] = (
-    (("asked", "found", "low", "high"), _is_number, "a number"),
-    (("reason",), _is_text, "text"),
-    (("num_steps",), _is_count, "a whole number"),
-    (("ramp",), _are_pairs, "pairs of numbers"),
-    (
-        ("trials",),
-        lambda value: _are_pairs(value, has_gaps=True),
-        "pairs of numbers, the second of them or null",
-    ),
-)
+    def _call(self, method: str, *arguments: Any) -> None:
+        for sink in self.sinks:
+            act = getattr(sink, method, None)
+            if act is not None:
+                act(*arguments)

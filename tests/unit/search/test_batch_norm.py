@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hdet.search.batch_norm import own_statistics
+from hdet.search.saved_training import own_statistics
 
 
 def test_the_statistics_are_of_this_batch_and_the_module_is_put_back():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hdet.records.tracker import Tracker
+from hdet.trackers.base import Tracker
 
 
 class TensorBoardSink(Tracker):

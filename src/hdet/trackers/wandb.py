@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hdet.checks import require_choice
-from hdet.records.tracker import Tracker
+from hdet.trackers.base import Tracker
 
 
 class WandbSink(Tracker):

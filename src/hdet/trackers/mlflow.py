@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hdet.records.tracker import Tracker
+from hdet.trackers.base import Tracker
 
 
 class MLflowSink(Tracker):
@@ -54,10 +54,10 @@ class MLflowSink(Tracker):
             )
         if tracking_uri is None and folder is None:
             tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or None
-        self._folder = Path(folder or ".").absolute() if tracking_uri is None else None
-        if self._folder is not None:
+        self._folder: Path | None = None
+        if tracking_uri is None:
+            self._folder = Path(folder or ".").absolute()
             tracking_uri = f"sqlite:///{(self._folder / 'mlflow.db').as_posix()}"
-        assert tracking_uri is not None
         is_files = tracking_uri.startswith(("file:", "/", "."))
         if is_files and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
             raise ValueError(
@@ -170,7 +170,7 @@ class _Thread:
 
 
 def _mlflow_name(name: str) -> str:
-    """A name that MLflow takes: it refuses most signs, and paths that are not in their simplest form.
+    """Make a name that MLflow takes: it refuses most signs, and paths that are not in their simplest form.
 
     >>> _mlflow_name("base/smoothing [%]"), _mlflow_name("a//../b")
     ('base/smoothing ___', 'a/b')

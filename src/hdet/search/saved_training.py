@@ -1,13 +1,16 @@
-"""Borrowed: a model and its optimizer for the time of a search. They are put back as they were."""
+"""SavedTraining: a copy of all that a search changes, to put it back."""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Optimizer
 
 from hdet.replicas.copies import (
@@ -27,8 +30,8 @@ from hdet.replicas.tensors import averaged_tensors, local_part, reshard
 _log = logging.getLogger(__name__)
 
 
-class Borrowed:
-    """Weights, buffers, optimizer, gradients, modes and torch's random numbers, with a copy of all of them.
+class SavedTraining:
+    """Keeps weights, buffers, optimizer, gradients, modes and torch's random numbers as they were.
 
     Args:
         model: the bare model.
@@ -44,8 +47,7 @@ class Borrowed:
         self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
         self._buffers = [local_part(tensor) for tensor in model.buffers()]
         self._gradients = [p.grad for p in self.parameters]
-        self._rates = [_copy_of(g["lr"]) for g in optimizer.param_groups]
-        self._fields = [_fields_of(g) for g in optimizer.param_groups]
+        self._fields = [{n: _copy_of(g[n]) for n in g if n != "params"} for g in optimizer.param_groups]
         self._modes = [(module, module.training) for module in model.modules()]
         self._was_training = model.training
         self._equal_group = _equal_group(group, self._weights)
@@ -53,11 +55,11 @@ class Borrowed:
         self._moments: dict[Tensor, Any] | None = None  # once there was a first step
 
     def copy(self) -> WeightsCopy:
-        """Of weights and buffers as they are."""
+        """Copy weights and buffers as they are."""
         return WeightsCopy(self._weights, self._buffers, self._equal_group)
 
     def begin_at(self, weights: WeightsCopy | None) -> None:
-        """These weights, or those that the model has, with the state of the first step, in training mode."""
+        """Begin with these weights, or those of the model, with a fresh optimizer, in training mode."""
         if self._moments is None:
             self._moments = set_aside_state(self._optimizer)
         if weights is not None:
@@ -71,18 +73,18 @@ class Borrowed:
         self.train()
 
     def train(self) -> None:
-        """Training mode, but for parts of a model in training mode that the user keeps out of it."""
+        """Set training mode, but for parts of a model in training mode that the user keeps out of it."""
         self._model.train()
         for module, was_training in self._modes:
             if self._was_training and not was_training:
                 module.training = False
 
     def begin_generators(self) -> None:
-        """Torch's random numbers from where they were."""
+        """Let torch's random numbers begin where they were."""
         restore_generators(self._generators)
 
     def begin_buffers(self) -> None:
-        """The buffers as they were."""
+        """Put the buffers back as they were."""
         self._start.put_buffers()
 
     def put_back(self, *, after_error: bool = False) -> None:
@@ -107,42 +109,51 @@ class Borrowed:
         self._put_fields()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            _put(group, "lr", rate)
         for module, mode in self._modes:
             module.training = mode
         reshard(self._model)
 
+    @torch.no_grad()
     def _put_fields(self) -> None:
+        """Write what the groups hold beside parameters. Some optimizers count and average there."""
         for group, fields in zip(self._optimizer.param_groups, self._fields, strict=True):
-            for name in group.keys() - fields.keys() - {"params", "lr"}:
+            for name in group.keys() - fields.keys() - {"params"}:
                 del group[name]
             for name, value in fields.items():
-                _put(group, name, value)
-
-
-def _fields_of(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group holds beside parameters and learning rate. Some optimizers count and average there."""
-    return {name: _copy_of(value) for name, value in group.items() if name not in ("params", "lr")}
+                if isinstance(value, Tensor) and isinstance(group[name], Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
 
 
 def _copy_of(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-@torch.no_grad()
-def _put(group: dict[str, Any], name: str, value: Any) -> None:
-    """Write a field, in place where it is a tensor."""
-    if isinstance(value, Tensor) and isinstance(group[name], Tensor):
-        group[name].copy_(value)
-    else:
-        group[name] = value
-
-
 def _equal_group(everyone: ReplicaGroup, weights: Sequence[Tensor]) -> ReplicaGroup:
-    """All replicas if they hold the same weights, else this one alone. Collective."""
+    """Take all replicas if they hold the same weights, else this one alone. Collective."""
     if not everyone.communicates:
         return ALONE
     sums = exchange(everyone, [float(Health().checksum(weights))])
     are_equal = float(len({row[0] for row in sums}) == 1)
     return everyone if all(row[0] for row in exchange_within(everyone, [are_equal])) else ALONE
+
+
+@contextmanager
+def own_statistics(model: nn.Module) -> Iterator[None]:
+    """Let SyncBatchNorm take the statistics of this rank's batch alone, within the block.
+
+    It would wait for the other ranks in every forward pass, forever where they make another number of them,
+    and mix in the activations of models that train with another learning rate.
+    """
+    changed = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    wrapped = {module: module.__dict__["forward"] for module in changed if "forward" in module.__dict__}
+    for module in changed:
+        module.forward = functools.partial(_BatchNorm.forward, module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+        for module, forward in wrapped.items():  # somebody had put it into this module alone
+            module.forward = forward

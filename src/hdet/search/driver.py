@@ -1,0 +1,203 @@
+"""The search for the learning rate, for any framework: a ramp, trials, the answer.
+
+What a framework has to do for it is :class:`Trainee`. Only the order of things is decided here, and by
+:mod:`hdet.search.decisions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeVar
+
+from hdet.checks import require_count, require_number
+from hdet.errors import NotFiniteError
+from hdet.search.decisions import (
+    LEAST_STEPS,
+    Ramp,
+    Trial,
+    answer,
+    lengths,
+    next_ramp,
+    ramp_factor,
+    should_lengthen,
+    should_move,
+    trial_factors,
+)
+from hdet.search.found import FoundLR
+
+Batch = TypeVar("Batch")
+
+_PROBE_STEPS = 4
+"""Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
+
+
+class Trainee(Protocol):
+    """Trains, scores and tries out for a search. Factors are on the user's learning rates.
+
+    Losses that are not finite are returned as they are.
+    """
+
+    asked: Sequence[float]
+    """The user's learning rates."""
+
+    def num_trials_at_once(self, batch: Any) -> int:
+        """Look at the first batch, and say how many trials are made at the same time on all replicas."""
+        ...
+
+    def has_enough(self, batch: Any) -> bool:
+        """Tell if a batch can be split for the trials that are made at the same time."""
+        ...
+
+    def without_bad(self, batches: list[Any]) -> list[Any]:
+        """Leave out and count batches whose loss is not finite with the weights that the model has."""
+        ...
+
+    def score(self, batches: Sequence[Any]) -> float:
+        """Take the mean loss of these batches over all replicas. Nothing is trained."""
+        ...
+
+    def begin_ramp(self) -> None:
+        """Get ready for the first step, with an optimizer that knows nothing."""
+
+    def ramp_step(self, factor: float, batch: Any) -> None:
+        """Train all replicas together for a step. Where the loss is not finite, count the batch instead."""
+
+    def keep_weights(self) -> None:
+        """Remember the weights of the model. All trials start from those that were kept last."""
+
+    def try_out(
+        self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
+    ) -> Sequence[float]:
+        """Make a trial with each factor, and score it on the probe.
+
+        Args:
+            factors: one for each trial. Those that are made at the same time are side by side.
+            turns: the batches of a turn, one for each step. They must be taken when the turn begins.
+            probe: what is scored on.
+        """
+        ...
+
+    def num_bad(self) -> int:
+        """Count the batches that were left out so far, on all replicas."""
+        ...
+
+
+class Search:
+    """One search.
+
+    Args:
+        trainee: what trains.
+        batches: training batches that never end.
+        probe: one batch that trials are scored on. None for the first few training batches.
+        total_steps: length of the run.
+    """
+
+    def __init__(self, trainee: Trainee, batches: Iterator[Any], *, probe: Any, total_steps: int) -> None:
+        first = next(batches)  # its size tells how many trials there can be
+        self._num_at_once = trainee.num_trials_at_once(first)
+        self._trainee, self._batches = trainee, chain([first], batches)
+        self._sizes, self._total_steps = lengths(total_steps, self._num_at_once), total_steps
+        self._probe = [probe]
+        if probe is None:
+            taken = [next(self._batches) for _ in range(_PROBE_STEPS)]
+            self._probe = trainee.without_bad(taken) or taken
+
+    def run(self) -> FoundLR:
+        """Make the ramp, then trials until they tell."""
+        first_score = self._trainee.score(self._probe)
+        if not math.isfinite(first_score):
+            raise NotFiniteError(
+                "loss must be finite at the weights that the search starts from, but it is not: check the "
+                "data and the model"
+            )
+        seen, lead = self._ramp()
+        num_steps, trial_steps, trials = len(seen), self._sizes.trial, list[Trial]()
+        while True:
+            trials += self._trials(lead, trial_steps)
+            num_steps += trial_steps * self._sizes.num_turns
+            if should_move(trials, num_steps, self._total_steps):
+                lead *= 10
+            elif should_lengthen(trials, first_score, num_steps, self._total_steps):
+                trials, trial_steps = [], 2 * trial_steps
+            else:
+                break
+        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial)
+        num_bad, asked = self._trainee.num_bad(), self._trainee.asked
+        left_out = f"; {num_bad} batches whose loss is not finite were left out" if num_bad else ""
+        shown = next(lr for lr in asked if lr)
+        return FoundLR(
+            lr=[found.factor * lr for lr in asked],
+            low=[found.low * lr for lr in asked],
+            high=[found.high * lr for lr in asked],
+            asked=list(asked),
+            reason=found.reason + left_out,
+            ramp=[(shown * factor, loss) for factor, loss in seen],
+            trials=[(shown * trial.factor, trial.score) for trial in trials],
+            num_steps=num_steps,
+            total_steps=self._total_steps,
+        )
+
+    def _ramp(self) -> tuple[list[tuple[float, float]], float]:
+        """Raise the learning rate until the loss turns: factors and losses, and the factor of the lowest."""
+        self._trainee.begin_ramp()
+        ramp, seen = Ramp(), list[tuple[float, float]]()
+        while not ramp.is_over:
+            step = ramp.num_steps
+            factor, loss = ramp_factor(step, self._sizes.ramp), self._trainee.score(self._probe[:1])
+            seen.append((factor, loss if math.isfinite(loss) else math.inf))
+            ramp = next_ramp(ramp, loss, self._sizes)
+            if ramp.low_step == step:
+                self._trainee.keep_weights()
+            if not ramp.is_over:
+                self._trainee.ramp_step(factor, next(self._batches))
+        return seen, ramp_factor(ramp.low_step, self._sizes.ramp)
+
+    def _trials(self, lead: float, num_steps: int) -> list[Trial]:
+        factors = trial_factors(lead, self._num_at_once * self._sizes.num_turns)
+        turns = ([self._next_whole() for _ in range(num_steps)] for _ in range(self._sizes.num_turns))
+        scores = self._trainee.try_out(factors, turns, self._probe)
+        return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
+
+    def _next_whole(self) -> Any:
+        """Take the next batch that can be split: the last one of an epoch may be too small."""
+        return next(batch for batch in self._batches if self._trainee.has_enough(batch))
+
+
+def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Give the batches over and over. Raises where they ended and cannot start over.
+
+    >>> stream = endless([1, 2])
+    >>> [next(stream) for _ in range(5)]
+    [1, 2, 1, 2, 1]
+    """
+    while True:
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise ValueError(
+                "batches must have at least one batch, or be able to start over, but they ran out: pass the "
+                "DataLoader itself, not iter(loader) or a generator"
+            )
+
+
+def require_length(total_steps: int) -> None:
+    """Raise where a run is too short for a search."""
+    require_count(
+        "total_steps",
+        total_steps,
+        at_least=LEAST_STEPS,
+        remedy="a shorter run cannot afford a search. Count optimizer steps, which are epochs times "
+        "len(loader)",
+    )
+
+
+def require_guess(name: str, asked: Sequence[float]) -> None:
+    """Raise where a search has no learning rate to start from."""
+    for value in asked:
+        require_number(name, value, at_least=0)
+    if not any(asked):
+        raise ValueError(f"{name} must be above 0, got 0 in all: give any guess")
