@@ -1,28 +1,32 @@
-"""Runs in plain words, and how numbers are written."""
+"""Runs in plain words: sentences and key figures, and how numbers are written."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hdet.lab.page.facts import (
+from hdet.lab.page.chart import short
+from hdet.lab.page.read_runs import Run, number
+from hdet.lab.page.run_numbers import (
     are_comparable,
     asked_lr,
-    compares,
+    base_series,
     corrections,
-    excluded_events,
     found_lr,
     group_peaks,
     is_sweep,
-    num_brakes,
+    learning_rates,
+    main_metrics,
     training_losses,
-    used_peak,
 )
-from hdet.lab.page.runs import Run, number
-from hdet.lab.page.series import base_series, learning_rates
 from hdet.records.names import is_learning_rate
 from hdet.search.decisions import should_search_again
+
+_MAX_METRICS = 2
+
+Tile = tuple[str, str, str]
+"""Label, value and hint of a key figure."""
 
 
 def figure(value: float | None, digits: int = 3) -> str:
@@ -33,19 +37,13 @@ def figure(value: float | None, digits: int = 3) -> str:
     >>> figure(1.0), figure(600.0), figure(43210.0)
     ('1', '600', '43200')
     """
-    if value is None:
-        return "unknown"
-    if value == 0:
-        return "0"
-    if not math.isfinite(value):
-        return "not finite"
-    rounded = float(f"{value:.{digits}g}")
-    if 0.01 <= abs(rounded) < 1e5:
-        text = f"{rounded:.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
+    if value is None or not math.isfinite(value):
+        return "unknown" if value is None else "not finite"
+    rounded = float(f"{value:.{digits}g}") + 0.0  # minus zero is zero
+    if rounded == 0 or 0.01 <= abs(rounded) < 1e5:
+        return f"{rounded:.15g}"
     mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return f"{mantissa}e{int(exponent)}"
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def count(amount: int, what: str) -> str:
@@ -65,12 +63,8 @@ def duration(seconds: float) -> str:
     """
     if seconds < 10:
         return f"{figure(seconds, 2)} s"
-    for size, unit, smaller_size, smaller in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        whole, rest = divmod(round(seconds / smaller_size), size // smaller_size)
+    for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        whole, rest = divmod(round(seconds / part), size // part)
         if whole:
             return f"{whole} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{round(seconds)} s"
@@ -106,9 +100,9 @@ def headline(run: Run) -> str:
     if asked is None:
         return ""
     is_kept = found is None or math.isclose(found, asked, rel_tol=1e-6)
-    if found is not None and not is_kept and corrections(run) and compares(run):
+    if found is not None and not is_kept and corrections(run) and run.compares:
         return f"The controller asks for a learning rate of {figure(found)}, {_against(found, asked)}."
-    began = "Started from" if compares(run) else "Trained with"
+    began = "Started from" if run.compares else "Trained with"
     peaks = group_peaks(run)
     if len(peaks) > 1:
         low, high = figure(min(peaks)), figure(max(peaks))
@@ -127,7 +121,10 @@ def sentence(run: Run) -> str:
         return "Nothing has been recorded of this run yet."
     parts = [search_sentence(run), _training(run), _loss(run)]
     if run.records:
-        parts += [_moved(run), _averaged(run), _left_out(run)]
+        parts.append(_moved(run))
+        num_steps = run.records[-1].num_averaged_steps
+        parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
+        parts.append(_left_out(run))
     return " ".join(part for part in parts if part)
 
 
@@ -149,9 +146,8 @@ def comparison_sentence(runs: Sequence[Run]) -> str:
         known = "one has" if losses else "none has"
         return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
     if not are_comparable(runs):
-        return (
-            f"{count(len(runs), 'run')} on different tasks. Their losses cannot be compared with each other."
-        )
+        what = count(len(runs), "run")
+        return f"{what} on different tasks. Their losses cannot be compared with each other."
     (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
     if is_sweep(runs):
         text = f"It ended at a held-out loss of {figure(best, 4)}. "
@@ -194,9 +190,8 @@ def search_sentence(run: Run) -> str:
         return ""
     text = ""
     if should_search_again(search.asked, search.found, search.trials):
-        text = (
-            "The search went to its limits. To be sure, search again with this learning rate as your guess. "
-        )
+        text = "The search went to its limits. "
+        text += "To be sure, search again with this learning rate as your guess. "
     elif search.found == search.asked:
         text = "The search could not tell, so your guess stays. "
     elif 0 < search.low < search.high < math.inf:
@@ -210,11 +205,12 @@ def _training(run: Run) -> str:
     who = count(run.num_replicas, "replica") if run.num_replicas else "The replicas"
     is_short = planned is not None and (last < planned or run.status == "unfinished")
     steps = f"{last:,} of {count(int(planned or 0), 'step')}" if is_short else count(last, "step")
-    seconds = number(run.result.get("seconds"))
-    time = f" in {duration(seconds)}" if seconds is not None else ""
+    time = f" in {duration(run.seconds)}" if run.seconds is not None else ""
     if run.status in ("failed", "diverged"):
         reason = run.result.get("error") or run.result.get("reason")
-        why = f" The reason is this: {_without_list(reason)}." if isinstance(reason, str) and reason else ""
+        # Without what it says of each replica: the table of results has it in full.
+        reason = re.sub(r" \(replica \d+: [^)]*\)", "", reason).rstrip(".") if isinstance(reason, str) else ""
+        why = f" The reason is this: {reason}." if reason else ""
         return f"The run {run.status} after {steps}{time}.{why}"
     if run.status == "unfinished" and not last:
         return "The run is unfinished. It has not trained yet."
@@ -222,11 +218,6 @@ def _training(run: Run) -> str:
     if run.status == "stopped":
         return f"{done}, then the run was stopped."
     return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
-
-
-def _without_list(reason: str) -> str:
-    """A reason without what it says of each replica; the table of results has it in full."""
-    return re.sub(r" \(replica \d+: [^)]*\)", "", reason).rstrip(".")
 
 
 def _loss(run: Run) -> str:
@@ -247,49 +238,102 @@ def _loss(run: Run) -> str:
     return f"The {what} {verb} from {figure(known[0])} to {figure(last)}."
 
 
-def _averaged(run: Run) -> str:
-    num_steps = run.records[-1].num_averaged_steps
-    return f"The final weights are a mean over {num_steps:,} of the last steps." if num_steps else ""
-
-
 def _moved(run: Run) -> str:
     """What the guard, or a controller that compares replicas, made of the learning rate."""
-    brakes, found, factors = num_brakes(run), found_lr(run), corrections(run)
+    brakes, found, factors = run.num_brakes, found_lr(run), corrections(run)
     if brakes:
         often = "once" if brakes == 1 else f"{brakes} times"
         lowered = f" to {figure(found)}" if found is not None else ""
         return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
-    if not compares(run):
+    if not run.compares:
         return ""
+    used = [value for name in learning_rates(run) for value in base_series(run, name)[1]]
     if run.config.get("controller") == "paper":
-        values = [v for name in learning_rates(run) for v in base_series(run, name)[1]]
-        last = [v for name, v in run.records[-1].base.items() if is_learning_rate(name)]
-        if not (values and last):
+        last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
+        if not (used and last):
             return ""
         ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
-        peak = figure(max(values + last), 2)
+        peak = figure(max(used + last), 2)
         return f"The controller held the learning rate itself. It peaked at {peak} and ended at {ends}."
     if not factors:
         return ""
     low, high = figure(min(factors)), figure(max(factors))
     by = f"{low} times the plan" if low == high else f"{low} to {high} times the plan, by parameter group"
-    peak = used_peak(run)
     asks = f", so it asks for a peak of {figure(found)}" if run.search is not None and low == high else ""
     text = f"The controller ended at {by}{asks}."
     # A factor that grows while the schedule falls never meets the peak.
-    if peak is not None and found is not None and peak < 0.95 * found:
+    peak = max((value for value in used if 0 < value < math.inf), default=math.inf)
+    if found is not None and peak < 0.95 * found:
         text += f" The highest learning rate that a step used is {figure(peak)}."
     return text
 
 
 def _left_out(run: Run) -> str:
-    events = excluded_events(run)
-    replicas = sorted({replica for _, replica, _ in events})
-    if not events:
-        return ""
+    num_times = len(run.excluded_events)
+    replicas = sorted({replica for _, replica, _ in run.excluded_events})
     if len(replicas) == 1:
-        return f"Replica {replicas[0]} was left out of {count(len(events), 'sync')}."
+        return f"Replica {replicas[0]} was left out of {count(num_times, 'sync')}."
     if len(replicas) > 5:
-        return f"{len(replicas)} replicas were left out, {len(events)} times in all."
-    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}"
-    return f"Replicas {names} were left out, {len(events)} times in all."
+        return f"{len(replicas)} replicas were left out, {num_times} times in all."
+    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}" if replicas else ""
+    return f"Replicas {names} were left out, {num_times} times in all." if names else ""
+
+
+def run_tiles(run: Run) -> Iterable[Tile]:
+    """Key figures of a run; what is unknown has no tile."""
+    found = run.search.found if run.search is not None and not run.num_brakes else found_lr(run)
+    if found is not None:
+        yield "Learning rate", figure(found), _origin(run, found)
+    if run.final_loss is not None:
+        yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
+    elif trained := training_losses(run):
+        yield "Training loss", figure(trained[-1][1], 4), run.loss_unit or "last round"
+    yield from _metric_tiles(run)
+    if run.last_step:
+        planned = number(run.config.get("steps"))
+        hints = [f"of {int(planned):,}"] if planned and planned != run.last_step else []
+        hints += [f"in {duration(run.seconds)}"] if run.seconds is not None else []
+        yield "Steps", f"{run.last_step:,}", " ".join(hints)
+    milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
+    if run.seconds and math.isfinite(milliseconds) and milliseconds:
+        share = figure(milliseconds / run.seconds / 10, 2)
+        yield "Time in syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
+
+
+def _metric_tiles(run: Run) -> Iterable[Tile]:
+    """The main metrics of a run."""
+    for name, value in list(main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
+        yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
+
+
+def _origin(run: Run, found: float) -> str:
+    """Where the learning rate comes from, in a few words."""
+    asked = asked_lr(run)
+    if run.num_brakes:
+        return f"lowered {count(run.num_brakes, 'time')} by the guard"
+    if len(group_peaks(run)) > 1:
+        return "peak of the first group"
+    if asked is None or math.isclose(asked, found, rel_tol=1e-6):
+        return "peak, as asked for"
+    if run.compares and run.search is None:
+        mean = "mean of all groups, " if len(set(corrections(run))) > 1 else ""
+        return f"{mean}as the controller asks"
+    return f"you asked for {figure(asked)}"
+
+
+def comparison_tiles(runs: Sequence[Run]) -> Iterable[Tile]:
+    """Key figures of the best of several runs, and of all together."""
+    losses = _by_loss(runs)
+    if len(losses) > 1 and are_comparable(runs):
+        loss, best = losses[0]
+        found = found_lr(best)
+        if found is not None:
+            yield "Learning rate", figure(found), "of the best run"
+        yield "Lowest held-out loss", figure(loss, 4), best.loss_unit
+        yield from _metric_tiles(best)
+    statuses = [run.status for run in runs if run.status not in ("finished", "recorded")]
+    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    yield "Runs", str(len(runs)), ", ".join(counts)
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    if seconds:
+        yield "Time of all runs", duration(math.fsum(seconds)), ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hdet.records import RoundRecord, SearchRecord, scan_records
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
+_Scan = Callable[[Path], tuple[list[Any], list[str]]]
+"""Reads entries, and a note for each line that is none."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,26 @@ class Run:
         return None if stated is None else int(stated)
 
     @property
+    def seconds(self) -> float | None:
+        """How long the run took, if it has ended."""
+        return number(self.result.get("seconds"))
+
+    @property
+    def num_brakes(self) -> int:
+        """How often the guard went back."""
+        return self.records[-1].num_brakes if self.records else 0
+
+    @property
+    def compares(self) -> bool:
+        """Whether a controller compared the replicas; the guard does not."""
+        return any(record.signal for record in self.records)
+
+    @property
+    def excluded_events(self) -> list[tuple[int, int, str]]:
+        """Every replica that was left out of a sync: step, replica, reason."""
+        return [(record.step, r, why) for record in self.records for r, why in record.excluded.items()]
+
+    @property
     def status(self) -> str:
         """``finished``, ``diverged``, ``stopped``, ``failed`` or ``unfinished``; ``recorded`` if unknown."""
         stated = self.result.get("status")
@@ -91,11 +114,6 @@ class Run:
         """What the loss is measured in; empty if nobody said."""
         unit = self.config.get("loss_unit")
         return unit if isinstance(unit, str) and unit != "loss" else ""
-
-    @property
-    def loss_title(self) -> str:
-        """What the axis of a loss says."""
-        return loss_title(self.loss_unit)
 
     @property
     def num_planned_steps(self) -> int:
@@ -132,9 +150,8 @@ def read_run(path: str | Path) -> Run:
     records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=has_synced)
     run.search = next((record.search for record in records if record.search is not None), None)
     run.records = [record for record in records if record.search is None]
-    run.evaluations = _read_lines(
-        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=has_synced
-    )
+    evaluations = path / "evaluations.jsonl"
+    run.evaluations = _read_lines(evaluations, _scan_evaluations, run.notes, is_expected=has_synced)
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
         run.name = name
@@ -173,41 +190,33 @@ def _numbers_by_name(value: object) -> dict[str, float]:
     return {name: entry for name, entry in found.items() if entry is not None}
 
 
-def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> dict[str, Any]:
+@contextmanager
+def _noting(path: Path, notes: list[str], *, is_expected: bool) -> Iterator[None]:
+    """Turn what cannot be read into a note."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        yield
     except FileNotFoundError:
-        if is_expected:
-            notes.append(f"{path.name} is missing")
-        return {}
+        notes += [f"{path.name} is missing"] * is_expected
     except json.JSONDecodeError as error:
         notes.append(f"{path.name}, line {error.lineno}: not JSON ({error.msg})")
-        return {}
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read ({_short(error)})")
-        return {}
+
+
+def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> dict[str, Any]:
+    content: Any = {}
+    with _noting(path, notes, is_expected=is_expected):
+        content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         notes.append(f"{path.name} must hold an object, got a {type(content).__name__}")
         return {}
     return content
 
 
-def _read_lines(
-    path: Path,
-    scan: Callable[[Path], tuple[list[Any], list[str]]],
-    notes: list[str],
-    *,
-    is_expected: bool,
-) -> list:
-    try:
+def _read_lines(path: Path, scan: _Scan, notes: list[str], *, is_expected: bool) -> list[Any]:
+    entries, found = [], list[str]()
+    with _noting(path, notes, is_expected=is_expected):
         entries, found = scan(path)
-    except FileNotFoundError:
-        if is_expected:
-            notes.append(f"{path.name} is missing")
-        return []
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read ({_short(error)})")
-        return []
     notes += found[:_MAX_NOTES_PER_FILE]
     if len(found) > _MAX_NOTES_PER_FILE:
         notes.append(f"{path.name}: {len(found) - _MAX_NOTES_PER_FILE} more lines cannot be read")

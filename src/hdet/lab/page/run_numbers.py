@@ -1,18 +1,17 @@
-"""Records into columns of numbers: by step, by replica, by position in the spread."""
+"""Numbers of a run: learning rates, and records as columns by step, replica and place in the spread."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from hdet.lab.page.runs import Run
+from hdet.lab.page.chart import unzip
+from hdet.lab.page.read_runs import Run, number
 from hdet.records import RoundRecord
 from hdet.records.names import is_learning_rate
-
-Numbers = list[float | None]
-_End = tuple[float, int]
 
 
 class Slot(NamedTuple):
@@ -20,7 +19,7 @@ class Slot(NamedTuple):
 
     position: float
     """Mean position, from -1 to 1."""
-    values: Numbers
+    values: list[float | None]
     replicas: list[int | None]
 
 
@@ -32,36 +31,6 @@ class Place(NamedTuple):
     error: float
     """Standard error of the mean."""
     num_rounds: int
-
-
-def thin(columns: Sequence[Sequence[float | None]], max_points: int) -> list[int]:
-    """Indices of the rows to keep: the ends, and from each stretch the rows of its extremes.
-
-    >>> thin([[0, 1, 9, 1, 0, 1, -9, 1, 0, 0]], 6)
-    [0, 2, 5, 6, 9]
-    >>> thin([[1, 2, 3]], 6)
-    [0, 1, 2]
-    """
-    length = max((len(column) for column in columns), default=0)
-    if length <= max_points:
-        return list(range(length))
-    num_stretches = max(1, (max_points - 2) // 2)
-    kept = {0, length - 1}
-    for i in range(num_stretches):
-        start, stop = i * length // num_stretches, (i + 1) * length // num_stretches
-        found = [ends for column in columns if (ends := _extremes(column, start, stop))]
-        kept |= {min(low for low, _ in found)[1], max(high for _, high in found)[1]} if found else {start}
-    return sorted(kept)
-
-
-def _extremes(column: Sequence[float | None], start: int, stop: int) -> tuple[_End, _End] | None:
-    """Lowest and highest finite value of a stretch, each with its row."""
-    stretch = column[start:stop]
-    values = [v for v in stretch if v is not None and math.isfinite(v)]
-    if not values:
-        return None
-    low, high = min(values), max(values)
-    return (low, start + stretch.index(low)), (high, start + stretch.index(high))
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -76,12 +45,8 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def explored(run: Run) -> list[str]:
     """Names of the hyperparameters that differed between replicas, in their order."""
-    names: dict[str, None] = {}
-    for record in run.records:
-        for name, factors in record.multipliers.items():
-            if name not in names and len(set(factors)) > 1:
-                names[name] = None
-    return list(names)
+    spreads = (spread for record in run.records for spread in record.multipliers.items())
+    return list(dict.fromkeys(name for name, factors in spreads if len(set(factors)) > 1))
 
 
 def learning_rates(run: Run) -> list[str]:
@@ -90,25 +55,22 @@ def learning_rates(run: Run) -> list[str]:
     return [name for name in names if is_learning_rate(name)]
 
 
-def families(names: Sequence[str]) -> dict[str, list[str]]:
-    """Parameter groups of one hyperparameter, together.
+def families(names: Iterable[str], separators: str = "./[") -> dict[str, list[str]]:
+    """Names together that are equal up to a separator: parameter groups, or parts of a metric.
 
     >>> families(["lr.head", "lr.body", "dropout", "wd", "wd[1]"])
     {'lr': ['lr.head', 'lr.body'], 'dropout': ['dropout'], 'wd': ['wd', 'wd[1]']}
     """
     found: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(re.split(r"[./\[]", name, maxsplit=1)[0] or name, []).append(name)
+        found.setdefault(re.split(f"[{re.escape(separators)}]", name, maxsplit=1)[0] or name, []).append(name)
     return found
 
 
 def by_replica(records: Sequence[RoundRecord], field: str) -> list[Slot]:
     """One column per replica of ``losses``, ``probes`` or ``weights``."""
-    rows: list[list[float | None]] = [getattr(record, field) for record in records]
-    count = max((len(row) for row in rows), default=0)
-    return [
-        Slot(0.0, [row[r] if r < len(row) else None for row in rows], [r] * len(rows)) for r in range(count)
-    ]
+    columns = zip_longest(*(getattr(record, field) for record in records))
+    return [Slot(0.0, list(column), [r] * len(column)) for r, column in enumerate(columns)]
 
 
 def by_slot(records: Sequence[RoundRecord], field: str, name: str) -> list[Slot]:
@@ -120,20 +82,18 @@ def by_slot(records: Sequence[RoundRecord], field: str, name: str) -> list[Slot]
         record.values.get(name, []) if field == "values" else getattr(record, field) for record in records
     ]
     count = max((len(row) for row in rows), default=0)
-    values: list[Numbers] = [[] for _ in range(count)]
-    replicas: list[list[int | None]] = [[] for _ in range(count)]
+    slots = [Slot(0.0, [], []) for _ in range(count)]
     places: list[list[float]] = [[] for _ in range(count)]
     for record, row in zip(records, rows, strict=True):
         positions = record.positions.get(name, [])
         is_known = len(positions) == len(row) == count
         order = sorted(range(count), key=lambda r: (positions[r], r)) if is_known else [None] * count
-        for slot, replica in enumerate(order):
-            replicas[slot].append(replica)
-            values[slot].append(None if replica is None else row[replica])
-            if replica is not None:
-                places[slot].append(positions[replica])
-    means = [sum(place) / len(place) if place else 0.0 for place in places]
-    return [Slot(*slot) for slot in zip(means, values, replicas, strict=True)]
+        for slot, seen, replica in zip(slots, places, order, strict=True):
+            slot.replicas.append(replica)
+            slot.values.append(None if replica is None else row[replica])
+            seen += [] if replica is None else [positions[replica]]
+    means = [sum(seen) / len(seen) if seen else 0.0 for seen in places]
+    return [slot._replace(position=position) for slot, position in zip(slots, means, strict=True)]
 
 
 def differences_from_mean(records: Sequence[RoundRecord]) -> list[list[tuple[int, float]]]:
@@ -141,11 +101,8 @@ def differences_from_mean(records: Sequence[RoundRecord]) -> list[list[tuple[int
     rounds = []
     for record in records:
         scores = record.probes or record.losses
-        seen = [
-            (r, s)
-            for r, s in enumerate(scores)
-            if s is not None and math.isfinite(s) and r not in record.excluded
-        ]
+        known = [(r, s) for r, s in enumerate(scores) if s is not None and math.isfinite(s)]
+        seen = [(r, s) for r, s in known if r not in record.excluded]
         mean = sum(s for _, s in seen) / len(seen) if seen else 0.0
         rounds.append([(r, s - mean) for r, s in seen] if len(seen) > 1 else [])
     return rounds
@@ -155,22 +112,20 @@ def across_spread(
     records: Sequence[RoundRecord], differences: Sequence[Sequence[tuple[int, float]]], name: str
 ) -> list[Place]:
     """Those differences by the place in the spread of one hyperparameter, from the lowest to the highest."""
-    sums: dict[float, list[float]] = {}
+    seen: dict[float, list[tuple[float, float]]] = {}
     for record, found in zip(records, differences, strict=True):
         positions, factors = record.positions.get(name, []), record.multipliers.get(name, [])
         is_fine = len(positions) > 17  # neighbours among many places are taken together
         for r, difference in found:
-            if r < len(positions) and r < len(factors):
+            if r < min(len(positions), len(factors)):
                 place = round(8 * positions[r]) / 8 if is_fine else round(positions[r], 6)
-                total = sums.setdefault(place, [0.0, 0.0, 0.0, 0.0])
-                total[0] += 1
-                total[1] += factors[r]
-                total[2] += difference
-                total[3] += difference * difference
+                seen.setdefault(place, []).append((factors[r], difference))
     places = []
-    for _, (count, factor, total, squares) in sorted(sums.items()):
-        variance = max(0.0, (squares - total * total / count) / max(1, count - 1))
-        places.append(Place(factor / count, total / count, math.sqrt(variance / count), int(count)))
+    for _, pairs in sorted(seen.items()):
+        count, total = len(pairs), sum(d for _, d in pairs)
+        variance = max(0.0, (sum(d * d for _, d in pairs) - total * total / count) / max(1, count - 1))
+        factor = sum(f for f, _ in pairs) / count
+        places.append(Place(factor, total / count, math.sqrt(variance / count), count))
     return places
 
 
@@ -179,7 +134,7 @@ def base_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     points = [point for record in run.records for point in _trace(record, name)]
     if not points:
         points = [(record.step, record.base[name]) for record in run.records if name in record.base]
-    return [step for step, _ in points], [value for _, value in points]
+    return unzip(points)
 
 
 def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
@@ -198,14 +153,12 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     else:
         for record, in_force in zip(run.records, [1.0, *corrections], strict=False):
             points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]
-    return [step for step, _ in points], [value for _, value in points]
+    return unzip(points)
 
 
 def fan_limits(run: Run, name: str) -> tuple[list[int], list[float], list[float]]:
     """Lowest and highest value among the replicas, at every step whose base is known."""
-    steps: list[int] = []
-    lows: list[float] = []
-    highs: list[float] = []
+    steps, lows, highs = list[int](), list[float](), list[float]()
     is_complement = _is_complement(run, name)
     for record in run.records:
         factors = record.multipliers.get(name)
@@ -231,13 +184,89 @@ def _is_complement(run: Run, name: str) -> bool:
     """Whether the spread is one of one minus the value, as for a momentum: which reading gives the values?"""
     plain = complement = 0.0
     for record in run.records[:20]:
-        trace, factors, values = (
-            _trace(record, name),
-            record.multipliers.get(name, []),
-            record.values.get(name, []),
-        )
+        trace = _trace(record, name)
+        factors, values = record.multipliers.get(name, []), record.values.get(name, [])
         if trace and len(factors) == len(values):
             base = trace[-1][1]
             plain += sum(abs(base * f - v) for f, v in zip(factors, values, strict=True))
             complement += sum(abs(1 - (1 - base) * f - v) for f, v in zip(factors, values, strict=True))
     return complement < plain
+
+
+def asked_lr(run: Run) -> float | None:
+    """The learning rate that was asked for, as a peak; that of the first group where only records tell."""
+    if run.search is not None:
+        return run.search.asked
+    stated = number(run.config.get("lr"))
+    return _planned_peak(run, next(iter(learning_rates(run)), "")) if stated is None else stated
+
+
+def found_lr(run: Run) -> float | None:
+    """The peak learning rate that the run came to: stated, or what it began with times what was learned."""
+    stated = number(run.result.get("found_lr"))
+    if stated is not None:
+        return stated
+    start, factors = run.search.found if run.search is not None else asked_lr(run), corrections(run)
+    if start is None or not factors:
+        return start
+    return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
+
+
+def group_peaks(run: Run) -> list[float]:
+    """The highest learning rate of every parameter group, as planned; those that are equal count once."""
+    peaks = (_planned_peak(run, name) for name in learning_rates(run))
+    return list({f"{peak:.3g}": peak for peak in peaks if peak is not None}.values())
+
+
+def _planned_peak(run: Run, name: str) -> float | None:
+    planned = plan_series(run, name)[1] or base_series(run, name)[1]
+    return max((value for value in planned if 0 < value < math.inf), default=None)
+
+
+def corrections(run: Run) -> list[float]:
+    """Final factors on the planned learning rates, one per parameter group."""
+    if not run.records or run.config.get("controller") == "paper":
+        return []  # the paper's form has no factor: it holds the value itself
+    last = run.records[-1].correction
+    return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
+
+
+def training_losses(run: Run) -> list[tuple[int, float]]:
+    """Step and mean over the replicas, for every round that has a loss."""
+    means = ((record.step, mean(record.losses)) for record in run.records)
+    return [(step, loss) for step, loss in means if loss is not None]
+
+
+def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without the loss, and without those that are a part of another.
+
+    >>> main_metrics({"loss": 0.3, "loss_like": 0.2, "auc_like": 0.8, "auc": 0.7})
+    {'auc': 0.7}
+    """
+    wholes = {"loss", *metrics}
+    parts = {name for name in metrics for whole in wholes if name.startswith(f"{whole}_")}
+    return {name: value for name, value in metrics.items() if name not in parts | {"loss"}}
+
+
+def are_comparable(runs: Sequence[Run]) -> bool:
+    """Whether all runs measured the same loss on the same task."""
+    return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
+
+
+def is_sweep(runs: Sequence[Run]) -> bool:
+    """Whether the runs differ in nothing but their learning rate, which each has taken as it was given."""
+    rates = {asked_lr(run) for run in runs}
+    varied = ("lr", "name")
+    settings = {str({key: value for key, value in run.config.items() if key not in varied}) for run in runs}
+    is_plain = not any(run.search or run.compares or not run.config for run in runs)
+    return len(rates) == len(runs) > 2 and None not in rates and len(settings) == 1 and is_plain
+
+
+def highest_shown(losses: Sequence[float], untrained: float | None) -> float:
+    """Where an axis of losses ends: one far above that of the untrained weights would flatten all others.
+
+    >>> highest_shown([0.5, 1.0, 90.0], 2.0), highest_shown([0.5, 1.0], 2.0), highest_shown([3.0], None)
+    (2.3, 1.0, 3.0)
+    """
+    low, high = min(losses), max(losses)
+    return high if untrained is None else max(low, min(high, untrained + 0.2 * (untrained - low)))

@@ -1,0 +1,182 @@
+"""Several runs side by side: their curves in one chart, their results in one table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hdet.lab.page.chart import Chart, Trace, line, series_color, unzip
+from hdet.lab.page.html_page import Cell
+from hdet.lab.page.loss_by_rate import final_loss_charts
+from hdet.lab.page.read_runs import Evaluation, Run, loss_title
+from hdet.lab.page.run_numbers import (
+    are_comparable,
+    asked_lr,
+    base_series,
+    found_lr,
+    highest_shown,
+    learning_rates,
+    main_metrics,
+)
+from hdet.lab.page.sentences import duration, figure
+
+_Pick = Callable[[Evaluation], float | None]
+"""Chooses a number of an evaluation, where it has one."""
+
+
+def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
+    """Loss against learning rate, and held-out loss and learning rate of all runs over steps."""
+    unit = runs[0].loss_unit if are_comparable(runs) else ""
+    yield from final_loss_charts(runs, _untrained(runs, _loss), unit)
+    losses = _curves(runs, max_points, _loss, unit)
+    if losses:
+        limits = _limits(runs, _loss, is_falling=True)
+        yield Chart(
+            title="Held-out loss",
+            caption="Compare where the curves end, not where they cross."
+            + (" Losses far above the first one are cut off." if limits else ""),
+            traces=losses,
+            y_title=loss_title(unit),
+            hover=_hover(losses),
+            is_log=False,
+            layout=limits,
+        )
+    rates, peaks = [], []
+    for index, run in enumerate(runs):
+        steps, values = base_series(run, next(iter(learning_rates(run)), ""))
+        known = [lr for lr in values if 0 < lr < math.inf]
+        if known:
+            color, dash = series_color(index)
+            rates.append(line(steps, values, run.name, color, dash=dash, width=2.2, max_points=max_points))
+            peaks.append(max(known))
+    if rates:
+        has_groups = any(len(learning_rates(run)) > 1 for run in runs)
+        yield Chart(
+            title="Learning rate over the run",
+            caption="What each run has used."
+            + (" Of several parameter groups, the first is shown." if has_groups else ""),
+            traces=rates,
+            y_title="learning rate",
+            hover=_hover(rates),
+            is_log=True,
+            max_decades=2 + math.log10(max(peaks) / min(peaks)),
+        )
+
+
+def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
+    """Metrics that several runs share, over steps."""
+    names = dict.fromkeys((name for run in runs for e in run.evaluations for name in e.metrics), 0.0)
+    for name in main_metrics(names):
+        pick = _metric(name)
+        curves = _curves(runs, max_points, pick, "")
+        if len(curves) > 1:
+            shown = name.replace("_", " ")
+            limits = _limits(runs, pick)
+            yield Chart(
+                title=f"Metric: {shown}",
+                caption="Measured on held-out data."
+                + (" Values far worse than the first one are cut off." if limits else ""),
+                traces=curves,
+                y_title=shown,
+                hover=_hover(curves),
+                height=280,
+                layout=limits,
+            )
+
+
+def _hover(traces: Sequence[Trace]) -> str:
+    return "x unified" if len(traces) <= 12 else "closest"
+
+
+def _loss(evaluation: Evaluation) -> float | None:
+    return evaluation.loss
+
+
+def _metric(name: str) -> _Pick:
+    return lambda evaluation: evaluation.metrics.get(name)
+
+
+def _untrained(runs: Sequence[Run], pick: _Pick) -> float | None:
+    """The value before the first step, of the run in the middle where they differ."""
+    first = [v for run in runs for e in run.evaluations[:1] if e.step == 0 and (v := pick(e)) is not None]
+    return statistics.median_low(first) if first else None
+
+
+def _limits(runs: Sequence[Run], pick: _Pick, is_falling: bool | None = None) -> dict[str, Any]:
+    """An axis on which a run that went wrong does not flatten the others; empty where there is none.
+
+    What falls in most runs, or is said to, is cut above its first value, and what rises below it.
+    """
+    untrained = _untrained(runs, pick) if are_comparable(runs) else None
+    if untrained is None:
+        return {}
+    if is_falling is None:
+        ends = [v for run in runs for e in run.evaluations[-1:] if (v := pick(e)) is not None]
+        is_falling = not ends or statistics.median(ends) <= untrained
+    sign = 1 if is_falling else -1
+    signed = [sign * v for run in runs for e in run.evaluations if (v := pick(e)) is not None]
+    low, high = min(signed), highest_shown(signed, sign * untrained)
+    if high == max(signed):
+        return {}
+    room = 0.05 * (high - low) or 0.1
+    return {"yaxis": {"range": sorted([sign * (low - room), sign * (high + room)])}}
+
+
+def _curves(runs: Sequence[Run], max_points: int, pick: _Pick, unit: str) -> list[Trace]:
+    traces = []
+    for index, run in enumerate(runs):
+        color, dash = series_color(index)
+        style = {"dash": dash, "width": 2.2, "unit": unit, "max_points": max_points}
+        points = [(e.step, value) for e in run.evaluations if (value := pick(e)) is not None]
+        traces += [line(*unzip(points), run.name, color, **style)] if points else []
+    return traces
+
+
+def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]], dict[str, str]]:
+    """Final results: a head, a row of cells per run, and what is the same in all runs and has no column.
+
+    The best loss is marked if losses are comparable.
+    """
+    metrics = main_metrics({name: 0.0 for run in runs for name in run.final_metrics})
+    known = [run.final_loss for run in runs if run.final_loss is not None]
+    best = min(known) if len(known) > 1 and are_comparable(runs) else None
+    kept, shared = list[tuple[str, list[Cell]]](), dict[str, str]()
+    for column in zip(*(_row(run, list(metrics), best) for run in runs), strict=True):
+        name, cells = column[0][0], [cell for _, cell in column]
+        is_setting = name in ("controller", "replicas", "steps", "left out", "status")
+        if is_setting and len(runs) > 1 and len({cell.text for cell in cells}) == 1:
+            shared |= {name: cells[0].text} if cells[0].value is not None else {}
+        elif any(cell.value is not None for cell in cells):
+            kept.append((name, cells))
+    rows = zip(*(cells for _, cells in kept), strict=True)
+    return [name for name, _ in kept], [list(row) for row in rows], shared
+
+
+def _row(run: Run, metrics: Sequence[str], best: float | None) -> list[tuple[str, Cell]]:
+    """The results of a run, each with the head of its column."""
+    controller = run.config.get("controller")
+    is_best = best is not None and run.final_loss == best
+    num_left_out = len(run.excluded_events) if run.records else None
+    return [
+        ("run", Cell(run.name, run.name.lower())),
+        ("held-out loss", _number(run.final_loss, 5, is_best=is_best)),
+        *((name.replace("_", " "), _number(run.final_metrics.get(name), 5)) for name in metrics),
+        ("learning rate asked for", _number(asked_lr(run))),
+        ("learning rate found", _number(found_lr(run))),
+        ("controller", _text(controller if isinstance(controller, str) else "")),
+        ("replicas", _number(run.num_replicas)),
+        ("steps", Cell(f"{run.last_step:,}", run.last_step)),
+        ("time", Cell("-" if run.seconds is None else duration(run.seconds), run.seconds)),
+        ("left out", Cell("-" if num_left_out is None else str(num_left_out), num_left_out)),
+        ("status", _text(run.status)),
+    ]
+
+
+def _number(value: float | None, digits: int = 3, *, is_best: bool = False) -> Cell:
+    return Cell("-" if value is None else figure(value, digits), value, is_best)
+
+
+def _text(text: str) -> Cell:
+    return Cell(text or "-", text.lower() or None)
