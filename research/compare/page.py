@@ -156,9 +156,9 @@ def _lines(case: Case, point: Callable[[Cell], tuple[float, str, bool] | None]) 
         if not points:
             continue
         starts, heights, words, are_crosses = map(list, zip(*points, strict=True))
-        color, dash = series_color(colored.index(row.method))
+        color = series_color(colored.index(row.method))
         width = 3.5 if _is_own(row.method) else 1.5
-        trace = line(starts, heights, row.method, color, dash=dash, width=width)
+        trace = line(starts, heights, row.method, color, width=width)
         symbols = ["x" if is_cross else "circle" for is_cross in are_crosses]
         trace |= {
             "mode": "lines+markers",

@@ -11,6 +11,8 @@ from typing import Any
 
 Trace = dict[str, Any]
 Numbers = Sequence[float | None]
+Color = str | tuple[str, str]
+"""Its name in the style sheet, alone or with a dash."""
 
 STEPS = "optimizer step"
 """What the axis of most charts says."""
@@ -37,8 +39,8 @@ class Chart:
     caption: str
     traces: list[Trace] = field(default_factory=list)
     """Drawn whatever is chosen, on top of the chosen ones."""
-    x_title: str = STEPS
     y_title: str = ""
+    x_title: str = STEPS
     hover: str = "closest"
     height: int = 320
     is_wide: bool = False
@@ -65,45 +67,32 @@ class Chart:
 
 
 def line(
-    x: Sequence[Any],
-    y: Numbers,
-    name: str,
-    color: str,
-    *,
-    unit: str = "",
-    role: str = "",
-    width: float = 2,
-    dash: str = "solid",
-    max_points: int = 0,
-    **more: Any,
+    x: Sequence[Any], y: Numbers, name: str, color: Color, *, unit: str = "", width: float = 2, **more: Any
 ) -> Trace:
-    """A line with hover text.
+    """A line with hover text, in which the unit follows the value.
 
-    Args:
-        x: where its points are.
-        y: their heights.
-        name: in the legend.
-        color: by its name in the style sheet.
-        unit: follows the value in the hover text.
-        role: ``legend`` for what is there for the legend only, ``mark`` for what has no numbers of its own,
-            ``aside`` for what the axis need not reach.
-        width: of the line.
-        dash: of the line.
-        max_points: the points that stay where there are more; 0 for all.
-        **more: further fields of the trace, or others for those that a line has.
+    ``more`` has further fields of the trace, and other values for those that a line has. The second entry of
+    ``meta`` is ``legend`` for what is there for the legend only, ``mark`` for what has no numbers of its own,
+    and ``aside`` for what the axis need not reach.
     """
-    kept = thin([y], max_points or len(y))
+    color, dash = (color, "solid") if isinstance(color, str) else color
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [x[i] for i in kept],
-        "y": [y[i] for i in kept],
+        "x": x,
+        "y": y,
         "name": short(name),
         "line": {"color": color, "width": width} | ({} if dash == "solid" else {"dash": dash}),
-        "meta": [unit, role] if role else [unit],
+        "meta": [unit],
         "hovertemplate": "%{fullData.name}<br>step %{x:,}<br>%{y:.6~g} %{meta[0]}<extra></extra>",
         **more,
     }
+
+
+def curve(x: Sequence[int], y: Numbers, name: str, color: Color, max_points: int, **more: Any) -> list[Trace]:
+    """A line through the points that matter, where there are too many; no line without points."""
+    kept = thin([y], max_points)
+    return [line([x[i] for i in kept], [y[i] for i in kept], name, color, **more)] if kept else []
 
 
 def unzip(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
@@ -115,19 +104,6 @@ def unzip(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def band(x: Sequence[int], low: Numbers, high: Numbers, names: tuple[str, str], group: str) -> list[Trace]:
-    """Two edges and what is between them, without an entry in the legend."""
-    style = {"legendgroup": group, "showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
-    bottom = line(x, low, names[0], "--band", width=0, **style)
-    top = line(x, high, names[1], "--band", width=0, **style)
-    return [bottom, top | {"fill": "tonexty", "fillcolor": "--band"}]
-
-
-def legend_entry(label: str, color: str, group: str, width: float) -> Trace:
-    """One entry in the legend, which switches all traces of a group."""
-    return line([None], [None], label, color, width=width, role="legend", legendgroup=group, hoverinfo="skip")
-
-
 def series_color(index: int, num_series: int = 2) -> tuple[str, str]:
     """Colour and dash of one of several equal series; dashes tell apart what shares a colour.
 
@@ -135,14 +111,8 @@ def series_color(index: int, num_series: int = 2) -> tuple[str, str]:
     (('--series-1', 'solid'), ('--series-2', 'dash'), ('--accent', 'solid'))
     """
     turn, place = divmod(index, _NUM_SERIES_COLORS)
-    return (
-        ("--accent", "solid") if num_series == 1 else (f"--series-{place + 1}", _DASHES[turn % len(_DASHES)])
-    )
-
-
-def spread_color(position: float) -> str:
-    """Colour of a position in the spread, from -1 to 1."""
-    return f"--spread {max(-1.0, min(1.0, position)):.3g}"
+    color = "--accent" if num_series == 1 else f"--series-{place + 1}"
+    return color, _DASHES[turn % len(_DASHES)]
 
 
 def short(text: str, length: int = 48) -> str:

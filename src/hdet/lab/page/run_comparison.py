@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hdet.lab.page.chart import Chart, Trace, line, series_color, unzip
+from hdet.lab.page.chart import Chart, Trace, curve, series_color, unzip
 from hdet.lab.page.html_page import Cell
-from hdet.lab.page.loss_by_rate import final_loss_charts
+from hdet.lab.page.loss_charts import final_loss_charts
 from hdet.lab.page.read_runs import Evaluation, Run, loss_title
 from hdet.lab.page.run_numbers import (
     are_comparable,
@@ -33,57 +33,46 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     losses = _curves(runs, max_points, _loss, unit)
     if losses:
         limits = _limits(runs, _loss, is_falling=True)
-        yield Chart(
-            title="Held-out loss",
-            caption="Compare where the curves end, not where they cross."
-            + (" Losses far above the first one are cut off." if limits else ""),
-            traces=losses,
-            y_title=loss_title(unit),
-            hover=_hover(losses),
-            is_log=False,
-            layout=limits,
-        )
+        caption = "Compare where the curves end, not where they cross."
+        caption += " Losses far above the first one are cut off." if limits else ""
+        style = {"hover": _hover(losses), "is_log": False, "layout": limits}
+        yield Chart("Held-out loss", caption, losses, loss_title(unit), **style)
     rates, peaks = [], []
     for index, run in enumerate(runs):
         steps, values = base_series(run, next(iter(learning_rates(run)), ""))
         known = [lr for lr in values if 0 < lr < math.inf]
         if known:
-            color, dash = series_color(index)
-            rates.append(line(steps, values, run.name, color, dash=dash, width=2.2, max_points=max_points))
+            rates += curve(steps, values, run.name, series_color(index), max_points, width=2.2)
             peaks.append(max(known))
     if rates:
         has_groups = any(len(learning_rates(run)) > 1 for run in runs)
-        yield Chart(
-            title="Learning rate over the run",
-            caption="What each run has used."
-            + (" Of several parameter groups, the first is shown." if has_groups else ""),
-            traces=rates,
-            y_title="learning rate",
-            hover=_hover(rates),
-            is_log=True,
-            max_decades=2 + math.log10(max(peaks) / min(peaks)),
-        )
+        caption = "What each run has used."
+        caption += " Of several parameter groups, the first is shown." if has_groups else ""
+        decades = 2 + math.log10(max(peaks) / min(peaks))
+        style = {"hover": _hover(rates), "is_log": True, "max_decades": decades}
+        yield Chart("Learning rate over the run", caption, rates, "learning rate", **style)
 
 
 def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Metrics that several runs share, over steps."""
     names = dict.fromkeys((name for run in runs for e in run.evaluations for name in e.metrics), 0.0)
     for name in main_metrics(names):
-        pick = _metric(name)
+        pick, shown = _metric(name), name.replace("_", " ")
         curves = _curves(runs, max_points, pick, "")
         if len(curves) > 1:
-            shown = name.replace("_", " ")
             limits = _limits(runs, pick)
-            yield Chart(
-                title=f"Metric: {shown}",
-                caption="Measured on held-out data."
-                + (" Values far worse than the first one are cut off." if limits else ""),
-                traces=curves,
-                y_title=shown,
-                hover=_hover(curves),
-                height=280,
-                layout=limits,
-            )
+            caption = "Measured on held-out data."
+            caption += " Values far worse than the first one are cut off." if limits else ""
+            style = {"hover": _hover(curves), "height": 280, "layout": limits}
+            yield Chart(f"Metric: {shown}", caption, curves, shown, **style)
+
+
+def _curves(runs: Sequence[Run], max_points: int, pick: _Pick, unit: str) -> list[Trace]:
+    traces = []
+    for index, run in enumerate(runs):
+        points = [(e.step, value) for e in run.evaluations if (value := pick(e)) is not None]
+        traces += curve(*unzip(points), run.name, series_color(index), max_points, width=2.2, unit=unit)
+    return traces
 
 
 def _hover(traces: Sequence[Trace]) -> str:
@@ -122,16 +111,6 @@ def _limits(runs: Sequence[Run], pick: _Pick, is_falling: bool | None = None) ->
         return {}
     room = 0.05 * (high - low) or 0.1
     return {"yaxis": {"range": sorted([sign * (low - room), sign * (high + room)])}}
-
-
-def _curves(runs: Sequence[Run], max_points: int, pick: _Pick, unit: str) -> list[Trace]:
-    traces = []
-    for index, run in enumerate(runs):
-        color, dash = series_color(index)
-        style = {"dash": dash, "width": 2.2, "unit": unit, "max_points": max_points}
-        points = [(e.step, value) for e in run.evaluations if (value := pick(e)) is not None]
-        traces += [line(*unzip(points), run.name, color, **style)] if points else []
-    return traces
 
 
 def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]], dict[str, str]]:

@@ -17,8 +17,8 @@ from hdet.records.names import is_learning_rate
 class Slot(NamedTuple):
     """What was seen at one place of the spread, whichever replica stood there."""
 
-    position: float
-    """Mean position, from -1 to 1."""
+    position: float | None
+    """Mean position, from -1 to 1; None for a replica, wherever it stood."""
     values: list[float | None]
     replicas: list[int | None]
 
@@ -49,10 +49,14 @@ def explored(run: Run) -> list[str]:
     return list(dict.fromkeys(name for name, factors in spreads if len(set(factors)) > 1))
 
 
+def hyperparameters(run: Run) -> list[str]:
+    """Names of everything with a schedule, in their order."""
+    return list(dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace)))
+
+
 def learning_rates(run: Run) -> list[str]:
     """Names of the learning rates, in their order."""
-    names = dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace))
-    return [name for name in names if is_learning_rate(name)]
+    return [name for name in hyperparameters(run) if is_learning_rate(name)]
 
 
 def families(names: Iterable[str], separators: str = "./[") -> dict[str, list[str]]:
@@ -67,33 +71,27 @@ def families(names: Iterable[str], separators: str = "./[") -> dict[str, list[st
     return found
 
 
-def by_replica(records: Sequence[RoundRecord], field: str) -> list[Slot]:
-    """One column per replica of ``losses``, ``probes`` or ``weights``."""
-    columns = zip_longest(*(getattr(record, field) for record in records))
-    return [Slot(0.0, list(column), [r] * len(column)) for r, column in enumerate(columns)]
-
-
-def by_slot(records: Sequence[RoundRecord], field: str, name: str) -> list[Slot]:
+def by_slot(records: Sequence[RoundRecord], field: str, name: str | None) -> list[Slot]:
     """One column per place in the spread of a hyperparameter, from the lowest value to the highest.
 
     Replicas change places every round and are averaged, so a place means more over time than a replica.
+    Without a name there is one column per replica.
     """
-    rows: list[Any] = [
-        record.values.get(name, []) if field == "values" else getattr(record, field) for record in records
-    ]
+    if name is None:
+        columns = zip_longest(*(getattr(record, field) for record in records))
+        return [Slot(None, list(column), [r] * len(column)) for r, column in enumerate(columns)]
+    rows: list[Any] = [r.values.get(name, []) if field == "values" else getattr(r, field) for r in records]
     count = max((len(row) for row in rows), default=0)
-    slots = [Slot(0.0, [], []) for _ in range(count)]
-    places: list[list[float]] = [[] for _ in range(count)]
+    slots = [(list[float](), list[float | None](), list[int | None]()) for _ in range(count)]
     for record, row in zip(records, rows, strict=True):
         positions = record.positions.get(name, [])
         is_known = len(positions) == len(row) == count
         order = sorted(range(count), key=lambda r: (positions[r], r)) if is_known else [None] * count
-        for slot, seen, replica in zip(slots, places, order, strict=True):
-            slot.replicas.append(replica)
-            slot.values.append(None if replica is None else row[replica])
+        for (seen, values, replicas), replica in zip(slots, order, strict=True):
+            replicas.append(replica)
+            values.append(None if replica is None else row[replica])
             seen += [] if replica is None else [positions[replica]]
-    means = [sum(seen) / len(seen) if seen else 0.0 for seen in places]
-    return [slot._replace(position=position) for slot, position in zip(slots, means, strict=True)]
+    return [Slot(sum(seen) / max(1, len(seen)), values, replicas) for seen, values, replicas in slots]
 
 
 def differences_from_mean(records: Sequence[RoundRecord]) -> list[list[tuple[int, float]]]:

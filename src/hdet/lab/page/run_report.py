@@ -21,8 +21,7 @@ from hdet.lab.page.html_page import (
     text,
     tiles_html,
 )
-from hdet.lab.page.loss_by_rate import search_charts
-from hdet.lab.page.loss_charts import loss_charts, training_charts
+from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
 from hdet.lab.page.read_runs import Run, read_run
 from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
 from hdet.lab.page.schedule_charts import hyperparameter_charts, rate_charts

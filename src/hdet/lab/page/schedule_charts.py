@@ -5,24 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from hdet.lab.page.chart import (
-    Chart,
-    Choice,
-    Trace,
-    band,
-    legend_entry,
-    line,
-    series_color,
-    spread_color,
-    thin,
-)
+from hdet.lab.page.chart import Chart, Choice, Trace, curve, line, series_color
 from hdet.lab.page.read_runs import Run
+from hdet.lab.page.replica_lines import values_around
 from hdet.lab.page.run_numbers import (
     base_series,
-    by_slot,
     explored,
     families,
-    fan_limits,
+    hyperparameters,
     learning_rates,
     plan_series,
 )
@@ -33,21 +23,27 @@ _Series = Callable[[Run, str], tuple[list[int], list[float]]]
 
 def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """The learning rate over the run, planned and used."""
-    traces = _schedules(run, learning_rates(run), "learning rate", max_points)
+    names = learning_rates(run)
+    traces = _schedules(run, names, "learning rate", max_points)
     if not traces:
         return
     peaks = [max(known) for trace in traces if (known := [y for y in trace["y"] if 0 < y < math.inf])]
-    has_plan = any(trace["meta"][1:] == ["aside"] for trace in traces)
     caption = "Every step used the learning rate that was planned."
-    if has_plan:
+    if any(trace["meta"][1:] == ["aside"] for trace in traces):
         caption = "The solid line is what was used. The dotted line is what was planned."
-    if run.num_brakes:
+    before = [0, *(record.num_brakes for record in run.records)]
+    brakes = [r.step for r, count in zip(run.records, before, strict=False) if r.num_brakes > count]
+    if brakes:
         caption += " At the crosses the run had collapsed, and the guard went back."
+        used = dict(zip(*base_series(run, names[0]), strict=True))
+        marker = {"size": 10, "symbol": "x", "color": "--alarm"}
+        given_up = [used.get(step) for step in brakes]
+        traces.append(line(brakes, given_up, "guard went back", "--alarm", mode="markers", marker=marker))
     yield Chart(
-        title="Learning rate over the run",
-        caption=caption,
-        traces=[*traces, *_brakes(run)],
-        y_title="learning rate",
+        "Learning rate over the run",
+        caption,
+        traces,
+        "learning rate",
         hover="x unified",
         is_log=bool(peaks) and max(peaks) > 10 * min(peaks),
         max_decades=3,
@@ -57,35 +53,25 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """What differed between replicas, and the schedules of everything else but the learning rate."""
-    names = [name for name in explored(run) if base_series(run, name)[0]]
-    if names:
-        yield Chart(
-            title="Values and their spread",
-            caption="The strong line is the shared value. The band reaches from the lowest replica to the "
-            "highest. Dots are the replicas at the end of each round. A dotted line is the plan.",
-            is_wide=True,
-            is_log=True,
-            max_decades=3,
-            height=380,
-            choices=[Choice(name, _fan(run, name, max_points), y_title=name) for name in names],
-            choice_label="Show",
-            has_spread_key=True,
-        )
-    named = dict.fromkeys(name for record in run.records for name in (*record.base, *record.base_trace))
-    for family, members in families(name for name in named if not is_learning_rate(name)).items():
+    choices = []
+    for name in explored(run):
+        base = curve(*base_series(run, name), "base", "--strong", max_points, width=3)
+        plan = _planned(run, name, max_points, "--muted", "planned")
+        choices += [Choice(name, [*values_around(run, name, max_points), *plan, *base], name)] if base else []
+    style = {"is_log": True, "max_decades": 3}
+    if choices:
+        caption = "The strong line is the shared value. The band reaches from the lowest replica to the "
+        caption += "highest. Dots are the replicas at the end of each round. A dotted line is the plan."
+        key = {"choices": choices, "choice_label": "Show", "has_spread_key": True}
+        yield Chart("Values and their spread", caption, is_wide=True, height=380, **style, **key)
+    caption = "The shared value over the run. A dotted line is the plan. "
+    caption += "Groups with equal values share a line."
+    shown = [[choice.label] for choice in choices]
+    others = (name for name in hyperparameters(run) if not is_learning_rate(name))
+    for family, members in families(others).items():
         traces = _schedules(run, members, family, max_points)
-        is_shown = len(members) == 1 and members[0] in names
-        if not is_shown and any(len(set(trace["y"])) > 1 for trace in traces):
-            yield Chart(
-                title=f"Schedule: {family}",
-                caption="The shared value over the run. A dotted line is the plan. Groups with equal values "
-                "share a line.",
-                traces=traces,
-                y_title=family,
-                hover="x unified",
-                is_log=True,
-                max_decades=3,
-            )
+        if members not in shown and any(len(set(trace["y"])) > 1 for trace in traces):
+            yield Chart(f"Schedule: {family}", caption, traces, family, hover="x unified", **style)
 
 
 def _schedules(run: Run, names: Sequence[str], what: str, max_points: int) -> list[Trace]:
@@ -99,19 +85,17 @@ def _schedules(run: Run, names: Sequence[str], what: str, max_points: int) -> li
             color, label = series_color(place)[0], f"{', '.join(members)}, planned"
         traces += _planned(run, members[0], max_points, color, label)
     for index, members in enumerate(used):
-        color, dash = series_color(index, len(used))
         label = ", ".join(members) if len(used) > 1 else what
-        series = base_series(run, members[0])
-        traces.append(line(*series, label, color, dash=dash, width=2.2, max_points=max_points))
+        color = series_color(index, len(used))
+        traces += curve(*base_series(run, members[0]), label, color, max_points, width=2.2)
     return traces
 
 
 def _planned(run: Run, name: str, max_points: int, color: str, label: str) -> list[Trace]:
-    """What the schedule had planned, as a dotted line; nothing if that was kept to."""
+    """The schedule as it was planned, as a dotted line; nothing if that was kept to."""
     # A plan may fall far below the base that was learned: the axis does not follow it there.
-    style = {"width": 1.5, "dash": "dot", "role": "aside", "max_points": max_points // 2}
-    trace = line(*plan_series(run, name), label, color, **style)
-    return [trace] if trace["x"] else []
+    series, aside = plan_series(run, name), ["", "aside"]
+    return curve(*series, label, (color, "dot"), max_points // 2, width=1.5, meta=aside)
 
 
 def _equal(run: Run, names: Sequence[str], series: _Series) -> list[list[str]]:
@@ -122,44 +106,3 @@ def _equal(run: Run, names: Sequence[str], series: _Series) -> list[list[str]]:
         if steps:
             found.setdefault((tuple(steps), tuple(f"{v:.9g}" for v in values)), []).append(name)
     return list(found.values())
-
-
-def _brakes(run: Run) -> list[Trace]:
-    """Where the guard went back, on the learning rate that it gave up."""
-    before = [0, *(record.num_brakes for record in run.records)]
-    steps = [r.step for r, count in zip(run.records, before, strict=False) if r.num_brakes > count]
-    if not steps:
-        return []
-    used = dict(zip(*base_series(run, learning_rates(run)[0]), strict=True))
-    marker = {"size": 10, "symbol": "x", "color": "--alarm"}
-    heights = [used.get(step) for step in steps]
-    return [line(steps, heights, "guard went back", "--alarm", mode="markers", marker=marker)]
-
-
-def _fan(run: Run, name: str, max_points: int) -> list[Trace]:
-    """The base of a hyperparameter, its plan, and the values of the replicas around it."""
-    steps, low, high = fan_limits(run, name)
-    kept = thin([low, high], max_points // 2)
-    edges = ([steps[i] for i in kept], [low[i] for i in kept], [high[i] for i in kept])
-    traces = band(*edges, ("lowest replica", "highest replica"), "band")
-    records = [record for record in run.records if record.ends_round and name in record.values]
-    slots = by_slot(records, "values", name) if max_points >= 120 else []
-    slots = slots if len(slots) <= 16 else []  # the band says enough
-    size = max(1, math.ceil(len(records) * len(slots) / (max_points // 2)))
-    x = [record.step for record in records[::size]]
-    for position, values, replicas in slots:
-        color = spread_color(position)
-        dots = line(x, values[::size], f"replica at {position:+.2f}", color, mode="markers")
-        traces.append(
-            dots
-            | {
-                "marker": {"color": color, "size": 4.5},
-                "legendgroup": "band",
-                "showlegend": False,
-                "customdata": replicas[::size],
-                "hovertemplate": "replica %{customdata}<br>step %{x:,}<br>%{y:.6~g}<extra></extra>",
-            }
-        )
-    traces.append(legend_entry("replicas", "--band", "band", 8))
-    traces += _planned(run, name, max_points, "--muted", "planned")
-    return [*traces, line(*base_series(run, name), "base", "--strong", width=3, max_points=max_points)]

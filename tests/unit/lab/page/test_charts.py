@@ -7,8 +7,7 @@ import pytest
 
 from hdet.lab.page import Evaluation, Run, read_run
 from hdet.lab.page.chart import Chart, Pool, line, thin
-from hdet.lab.page.loss_by_rate import search_charts
-from hdet.lab.page.loss_charts import loss_charts, training_charts
+from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
 from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
 from hdet.lab.page.run_numbers import (
     across_spread,

@@ -10,7 +10,7 @@ import pytest
 
 from hdet.lab.page import Run, headline, read_run, sentence
 from hdet.lab.page.chart import Chart, Pool
-from hdet.lab.page.loss_by_rate import search_charts
+from hdet.lab.page.loss_charts import search_charts
 from hdet.lab.page.run_numbers import asked_lr, found_lr
 from hdet.lab.page.sentences import figure
 from hdet.records import SearchRecord
