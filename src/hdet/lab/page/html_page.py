@@ -86,12 +86,7 @@ class PageCharts:
 
 
 def build_page(
-    out: str | Path,
-    *,
-    title: str,
-    footer: str,
-    body: Callable[[PageCharts], str],
-    refresh_seconds: float = 0,
+    out: str | Path, *, title: str, footer: str, body: Callable[[PageCharts], str], refresh_seconds: float = 0
 ) -> Path:
     """Write a self-contained page and return its path; an older one is replaced only when it is complete.
 
@@ -172,12 +167,9 @@ def tiles_html(tiles: Sequence[Tile]) -> str:
 
 def notes_html(notes: Sequence[str]) -> str:
     """A visible warning about what could not be read."""
-    if not notes:
-        return ""
     items = "".join(f"<li>{text(note)}</li>" for note in notes)
-    return (
-        f'<div class="notes" role="note"><strong>Not everything could be read.</strong><ul>{items}</ul></div>'
-    )
+    said = f"<strong>Not everything could be read.</strong><ul>{items}</ul>"
+    return f'<div class="notes" role="note">{said}</div>' if items else ""
 
 
 def _figure_html(chart: Chart, identity: str, *, level: int, is_wide: bool) -> str:

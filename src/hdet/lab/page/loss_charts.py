@@ -117,7 +117,7 @@ def _crosses(rates: Sequence[float], high: float, top: float, label: str, **more
 
 def loss_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """The loss over the run, held-out and of the training."""
-    held_out, trained, unit = _held_out(run), numbers.training_losses(run), run.loss_unit
+    held_out, trained, unit = numbers.evaluated(run), numbers.training_losses(run), run.loss_unit
     color, width = ("--replica", 1.5) if held_out else ("--accent", 2.2)
     traces = curve(*unzip(trained), "training loss", color, max_points, width=width, unit=unit)
     traces += _evaluated(held_out, max_points, "held-out loss", "--strong", width=3, unit=unit)
@@ -134,7 +134,11 @@ def loss_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """Losses of the replicas where these differ, metrics, and the probe."""
-    y_title, held_out, is_spread = loss_title(run.loss_unit), _held_out(run), bool(numbers.explored(run))
+    y_title, held_out, is_spread = (
+        loss_title(run.loss_unit),
+        numbers.evaluated(run),
+        bool(numbers.explored(run)),
+    )
     style: dict[str, Any] = {"is_wide": True, "choice_label": "Colour by", "has_spread_key": is_spread}
     losses = loss_choices(run, "losses", max_points) if is_spread else []
     if losses:
@@ -151,9 +155,8 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
         shown = (family if len(members) > 1 else members[0]).replace("_", " ")
         traces = []
         for i, name in enumerate(members):
-            found = [(e.step, e.metrics[name]) for e in run.evaluations if name in e.metrics]
-            color = series_color(i, len(members))
-            traces += _evaluated(found, max_points, name.replace("_", " "), color, width=2.5)
+            points, color = numbers.evaluated(run, name), series_color(i, len(members))
+            traces += _evaluated(points, max_points, name.replace("_", " "), color, width=2.5)
         title = "Parts of the loss" if shown == "loss" else f"Metric: {shown}"
         yield Chart(title, caption, traces, shown, hover="x unified", height=260)
     probes = loss_choices(run, "probes", max_points)
@@ -161,10 +164,6 @@ def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
         caption = "Loss on one batch, the same for every replica, just before they are averaged."
         caption += " The controller compares these losses." if run.compares else ""
         yield Chart("Probe", caption, y_title=y_title, is_log=False, choices=probes, **style)
-
-
-def _held_out(run: Run) -> _Points:
-    return [(e.step, e.loss) for e in run.evaluations if e.loss is not None]
 
 
 def _evaluated(points: _Points, max_points: int, name: str, color: Color, **style: Any) -> list[Trace]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,9 +24,7 @@ class Evaluation:
 
     step: int
     loss: float | None
-    train_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    seconds: float | None = None
 
 
 @dataclass
@@ -177,17 +175,12 @@ def number(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _numbers_by_name(value: object) -> dict[str, float]:
-    if not isinstance(value, dict):
-        return {}
-    found = {str(name): number(entry) for name, entry in value.items()}
-    return {name: entry for name, entry in found.items() if entry is not None}
+    entries = value.items() if isinstance(value, dict) else ()
+    return {str(name): known for name, entry in entries if (known := number(entry)) is not None}
 
 
 @contextmanager
@@ -228,8 +221,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
-    evaluations: list[Evaluation] = []
-    notes: list[str] = []
+    evaluations, notes = list[Evaluation](), list[str]()
     lines = path.read_bytes().split(b"\n")
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
@@ -250,25 +242,16 @@ def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
 def _evaluation(data: object) -> Evaluation:
     if not isinstance(data, dict):
         raise TypeError("not an object")
-    step = data.get("step")
+    step, loss = data.get("step"), data.get("loss")
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
         raise TypeError("step must be a whole number")
-    if not isinstance(data.get("loss"), int | float | None) or isinstance(data.get("loss"), bool):
+    if isinstance(loss, bool) or not isinstance(loss, int | float | None):
         raise TypeError("loss must be a number")
-    return Evaluation(
-        step=step,
-        loss=number(data.get("loss")),
-        train_loss=number(data.get("train_loss")),
-        metrics=_numbers_by_name(data.get("metrics")),
-        seconds=number(data.get("seconds")),
-    )
+    return Evaluation(step, number(loss), _numbers_by_name(data.get("metrics")))
 
 
 def _short(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at column {error.colno}"
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+    known = {UnicodeDecodeError: "not UTF-8", RecursionError: "nested too deeply"}
+    return known.get(type(error)) or getattr(error, "strerror", "") or str(error) or type(error).__name__

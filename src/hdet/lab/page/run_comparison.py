@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hdet.lab.page.chart import Chart, Trace, curve, series_color, unzip
 from hdet.lab.page.html_page import Cell
 from hdet.lab.page.loss_charts import final_loss_charts
-from hdet.lab.page.read_runs import Evaluation, Run, loss_title
+from hdet.lab.page.read_runs import Run, loss_title
 from hdet.lab.page.run_numbers import (
     are_comparable,
     asked_lr,
     base_series,
+    evaluated,
     found_lr,
     highest_shown,
     learning_rates,
@@ -22,17 +23,14 @@ from hdet.lab.page.run_numbers import (
 )
 from hdet.lab.page.sentences import duration, figure
 
-_Pick = Callable[[Evaluation], float | None]
-"""Chooses a number of an evaluation, where it has one."""
-
 
 def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Loss against learning rate, and held-out loss and learning rate of all runs over steps."""
     unit = runs[0].loss_unit if are_comparable(runs) else ""
-    yield from final_loss_charts(runs, _untrained(runs, _loss), unit)
-    losses = _curves(runs, max_points, _loss, unit)
+    yield from final_loss_charts(runs, _untrained(runs, "loss"), unit)
+    losses = _curves(runs, max_points, "loss", unit)
     if losses:
-        limits = _limits(runs, _loss, is_falling=True)
+        limits = _limits(runs, "loss")
         caption = "Compare where the curves end, not where they cross."
         caption += " Losses far above the first one are cut off." if limits else ""
         style = {"hover": _hover(losses), "is_log": False, "layout": limits}
@@ -57,21 +55,20 @@ def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Metrics that several runs share, over steps."""
     names = dict.fromkeys((name for run in runs for e in run.evaluations for name in e.metrics), 0.0)
     for name in main_metrics(names):
-        pick, shown = _metric(name), name.replace("_", " ")
-        curves = _curves(runs, max_points, pick, "")
+        curves = _curves(runs, max_points, name, "")
         if len(curves) > 1:
-            limits = _limits(runs, pick)
+            limits, shown = _limits(runs, name), name.replace("_", " ")
             caption = "Measured on held-out data."
             caption += " Values far worse than the first one are cut off." if limits else ""
             style = {"hover": _hover(curves), "height": 280, "layout": limits}
             yield Chart(f"Metric: {shown}", caption, curves, shown, **style)
 
 
-def _curves(runs: Sequence[Run], max_points: int, pick: _Pick, unit: str) -> list[Trace]:
+def _curves(runs: Sequence[Run], max_points: int, name: str, unit: str) -> list[Trace]:
     traces = []
     for index, run in enumerate(runs):
-        points = [(e.step, value) for e in run.evaluations if (value := pick(e)) is not None]
-        traces += curve(*unzip(points), run.name, series_color(index), max_points, width=2.2, unit=unit)
+        x, y = unzip(evaluated(run, name))
+        traces += curve(x, y, run.name, series_color(index), max_points, width=2.2, unit=unit)
     return traces
 
 
@@ -79,38 +76,28 @@ def _hover(traces: Sequence[Trace]) -> str:
     return "x unified" if len(traces) <= 12 else "closest"
 
 
-def _loss(evaluation: Evaluation) -> float | None:
-    return evaluation.loss
-
-
-def _metric(name: str) -> _Pick:
-    return lambda evaluation: evaluation.metrics.get(name)
-
-
-def _untrained(runs: Sequence[Run], pick: _Pick) -> float | None:
+def _untrained(runs: Sequence[Run], name: str) -> float | None:
     """The value before the first step, of the run in the middle where they differ."""
-    first = [v for run in runs for e in run.evaluations[:1] if e.step == 0 and (v := pick(e)) is not None]
+    first = [value for run in runs for step, value in evaluated(run, name)[:1] if step == 0]
     return statistics.median_low(first) if first else None
 
 
-def _limits(runs: Sequence[Run], pick: _Pick, is_falling: bool | None = None) -> dict[str, Any]:
+def _limits(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """An axis on which a run that went wrong does not flatten the others; empty where there is none.
 
-    What falls in most runs, or is said to, is cut above its first value, and what rises below it.
+    The loss, and what falls in most runs, is cut above its first value, and what rises below it.
     """
-    untrained = _untrained(runs, pick) if are_comparable(runs) else None
+    untrained = _untrained(runs, name) if are_comparable(runs) else None
     if untrained is None:
         return {}
-    if is_falling is None:
-        ends = [v for run in runs for e in run.evaluations[-1:] if (v := pick(e)) is not None]
-        is_falling = not ends or statistics.median(ends) <= untrained
+    curves = [[value for _, value in evaluated(run, name)] for run in runs]
+    is_falling = name == "loss" or statistics.median(c[-1] for c in curves if c) <= untrained
     sign = 1 if is_falling else -1
-    signed = [sign * v for run in runs for e in run.evaluations if (v := pick(e)) is not None]
+    signed = [sign * value for values in curves for value in values]
     low, high = min(signed), highest_shown(signed, sign * untrained)
-    if high == max(signed):
-        return {}
     room = 0.05 * (high - low) or 0.1
-    return {"yaxis": {"range": sorted([sign * (low - room), sign * (high + room)])}}
+    ends = sorted([sign * (low - room), sign * (high + room)])
+    return {} if high == max(signed) else {"yaxis": {"range": ends}}
 
 
 def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]], dict[str, str]]:

@@ -229,6 +229,12 @@ def corrections(run: Run) -> list[float]:
     return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
 
 
+def evaluated(run: Run, name: str = "loss") -> list[tuple[int, float]]:
+    """Step and value of the held-out loss, or of a metric, wherever it was measured."""
+    values = ((e.step, e.loss if name == "loss" else e.metrics.get(name)) for e in run.evaluations)
+    return [(step, value) for step, value in values if value is not None]
+
+
 def training_losses(run: Run) -> list[tuple[int, float]]:
     """Step and mean over the replicas, for every round that has a loss."""
     means = ((record.step, mean(record.losses)) for record in run.records)

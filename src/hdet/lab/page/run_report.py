@@ -7,20 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hdet.checks import require_number
-from hdet.lab.page import sentences
-from hdet.lab.page.html_page import (
-    PageCharts,
-    Section,
-    body_html,
-    build_page,
-    notes_html,
-    results_html,
-    sections_html,
-    sentence_html,
-    settings_html,
-    text,
-    tiles_html,
-)
+from hdet.lab.page import html_page, sentences
+from hdet.lab.page.html_page import PageCharts, Section
 from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
 from hdet.lab.page.read_runs import Run, read_run
 from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
@@ -54,7 +42,7 @@ def build_report(runs: Sequence[Run], out: str | Path, *, refresh_seconds: float
     """
     if not runs:
         raise ValueError("runs must hold at least one run, got none")
-    return build_page(
+    return html_page.build_page(
         out,
         title=(runs[0].name if len(runs) == 1 else f"{len(runs)} runs") + " - hdet report",
         footer=_footer(runs),
@@ -73,28 +61,28 @@ def _several_runs(runs: Sequence[Run], charts: PageCharts) -> str:
     points = charts.max_points
     head, rows, shared = comparison_table(runs)
     said = ", ".join(f"{name} {value}" for name, value in shared.items())
-    table = results_html(head, rows, label="Results of all runs")
-    table += sentence_html(f"In all runs: {said}." if said else "", "common")
+    table = html_page.results_html(head, rows, label="Results of all runs")
+    table += html_page.sentence_html(f"In all runs: {said}." if said else "", "common")
     sections = [
         Section("", comparison_charts(runs, points)),
         Section("Results", metric_charts(runs, points), before=table),
     ]
     num_steps = max(run.num_planned_steps for run in runs)
-    main = sections_html(sections, charts, 2, num_steps) + '<h2 class="part">Every run</h2>'
+    main = html_page.sections_html(sections, charts, 2, num_steps) + '<h2 class="part">Every run</h2>'
     for run in runs:
         loss = "no held-out loss"
         if run.final_loss is not None:
             loss = f"held-out loss {sentences.figure(run.final_loss, 4)}"
         main += (
-            f'<details class="run"><summary><h2>{text(run.name)}</h2>'
-            f"<span>{text(loss)}, {text(run.status)}</span></summary>"
+            f'<details class="run"><summary><h2>{html_page.text(run.name)}</h2>'
+            f"<span>{html_page.text(loss)}, {html_page.text(run.status)}</span></summary>"
             f"{_introduction_of(run, ' small')}{_parts_of(run, charts, level=3)}</details>"
         )
-    return body_html(sentences.count(len(runs), "run"), introduction, main)
+    return html_page.body_html(sentences.count(len(runs), "run"), introduction, main)
 
 
 def _one_run(run: Run, charts: PageCharts) -> str:
-    return body_html(run.name, _introduction_of(run), _parts_of(run, charts, level=2))
+    return html_page.body_html(run.name, _introduction_of(run), _parts_of(run, charts, level=2))
 
 
 def _introduction_of(run: Run, size: str = "") -> str:
@@ -105,8 +93,10 @@ def _introduction_of(run: Run, size: str = "") -> str:
 def _introduction(
     headline: str, sentence: str, tiles: Iterable[sentences.Tile], notes: Sequence[str], size: str = ""
 ) -> str:
-    said = sentence_html(headline, f"headline{size}") + sentence_html(sentence, f"sentence{size}")
-    return f"{said}{tiles_html(list(tiles))}{notes_html(notes)}"
+    said = html_page.sentence_html(headline, f"headline{size}") + html_page.sentence_html(
+        sentence, f"sentence{size}"
+    )
+    return f"{said}{html_page.tiles_html(list(tiles))}{html_page.notes_html(notes)}"
 
 
 def _parts_of(run: Run, charts: PageCharts, level: int) -> str:
@@ -116,9 +106,9 @@ def _parts_of(run: Run, charts: PageCharts, level: int) -> str:
     sections = [
         Section("", first),
         *(Section(heading, charts_of(run, points)) for heading, charts_of in _SECTIONS.items()),
-        Section("Settings and environment", before=settings_html(tables, level + 1)),
+        Section("Settings and environment", before=html_page.settings_html(tables, level + 1)),
     ]
-    return sections_html(sections, charts, level, run.num_planned_steps)
+    return html_page.sections_html(sections, charts, level, run.num_planned_steps)
 
 
 def _footer(runs: Sequence[Run]) -> str:

@@ -6,20 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import short
 from hdet.lab.page.read_runs import Run, number
-from hdet.lab.page.run_numbers import (
-    are_comparable,
-    asked_lr,
-    base_series,
-    corrections,
-    found_lr,
-    group_peaks,
-    is_sweep,
-    learning_rates,
-    main_metrics,
-    training_losses,
-)
 from hdet.records.names import is_learning_rate
 from hdet.search.decisions import should_search_again
 
@@ -88,7 +77,7 @@ def headline(run: Run) -> str:
     >>> headline(Run(path=Path("runs/a"), name="a", config={"lr": 3e-4}))
     'Trained with a learning rate of 3e-4, without a search.'
     """
-    search, asked, found = run.search, asked_lr(run), found_lr(run)
+    search, asked, found = run.search, numbers.asked_lr(run), numbers.found_lr(run)
     if search is not None:
         if search.found == search.asked:
             reason = search.reason.rpartition(": ")[2]
@@ -100,10 +89,10 @@ def headline(run: Run) -> str:
     if asked is None:
         return ""
     is_kept = found is None or math.isclose(found, asked, rel_tol=1e-6)
-    if found is not None and not is_kept and corrections(run) and run.compares:
+    if found is not None and not is_kept and numbers.corrections(run) and run.compares:
         return f"The controller asks for a learning rate of {figure(found)}, {_against(found, asked)}."
     began = "Started from" if run.compares else "Trained with"
-    peaks = group_peaks(run)
+    peaks = numbers.group_peaks(run)
     if len(peaks) > 1:
         low, high = figure(min(peaks)), figure(max(peaks))
         return f"{began} learning rates from {low} to {high}, without a search."
@@ -131,11 +120,11 @@ def sentence(run: Run) -> str:
 def comparison_headline(runs: Sequence[Run]) -> str:
     """Which of several runs ended best, in one sentence; empty where they cannot be compared."""
     losses = _by_loss(runs)
-    if len(losses) < 2 or not are_comparable(runs):
+    if len(losses) < 2 or not numbers.are_comparable(runs):
         return ""
     best, run = losses[0]
-    if is_sweep(runs):
-        return f"The best of {len(runs)} learning rates is {figure(asked_lr(run))}."
+    if numbers.is_sweep(runs):
+        return f"The best of {len(runs)} learning rates is {figure(numbers.asked_lr(run))}."
     return f"“{run.name}” ended best, with a held-out loss of {figure(best, 4)}."
 
 
@@ -145,15 +134,15 @@ def comparison_sentence(runs: Sequence[Run]) -> str:
     if len(losses) < 2:
         known = "one has" if losses else "none has"
         return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
-    if not are_comparable(runs):
+    if not numbers.are_comparable(runs):
         what = count(len(runs), "run")
         return f"{what} on different tasks. Their losses cannot be compared with each other."
     (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
-    if is_sweep(runs):
+    if numbers.is_sweep(runs):
         text = f"It ended at a held-out loss of {figure(best, 4)}. "
-        text += f"The next best is {figure(asked_lr(second))}, {_above(next_best, best)}."
-        rates = sorted(rate for run in runs if (rate := asked_lr(run)) is not None)
-        if asked_lr(first) in (rates[0], rates[-1]):
+        text += f"The next best is {figure(numbers.asked_lr(second))}, {_above(next_best, best)}."
+        rates = sorted(rate for run in runs if (rate := numbers.asked_lr(run)) is not None)
+        if numbers.asked_lr(first) in (rates[0], rates[-1]):
             text += " The best is at the edge of the sweep, so a better one may lie beyond it."
     else:
         text = f"Next comes “{second.name}”, {_above(next_best, best)}."
@@ -222,15 +211,13 @@ def _training(run: Run) -> str:
 
 def _loss(run: Run) -> str:
     """Where the loss began and where it stands."""
-    known = [e.loss for e in run.evaluations if e.loss is not None]
+    known = [loss for _, loss in numbers.evaluated(run)]
     what, last = "held-out loss", run.final_loss
-    if last is None and known:  # a run that failed
-        last = known[-1]
-    if last is None:
-        known = [loss for _, loss in training_losses(run)]
-        what, last = "training loss", known[-1] if known else None
-    if last is None:
+    if last is None and not known:
+        known, what = [loss for _, loss in numbers.training_losses(run)], "training loss"
+    if last is None and not known:
         return ""
+    last = known[-1] if last is None else last
     if len(known) < 2 or figure(known[0]) == figure(last):
         was = "was" if run.status == "failed" else "is"
         return f"The {what} {was} {figure(last)}."
@@ -240,14 +227,14 @@ def _loss(run: Run) -> str:
 
 def _moved(run: Run) -> str:
     """What the guard, or a controller that compares replicas, made of the learning rate."""
-    brakes, found, factors = run.num_brakes, found_lr(run), corrections(run)
+    brakes, found, factors = run.num_brakes, numbers.found_lr(run), numbers.corrections(run)
     if brakes:
         often = "once" if brakes == 1 else f"{brakes} times"
         lowered = f" to {figure(found)}" if found is not None else ""
         return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
     if not run.compares:
         return ""
-    used = [value for name in learning_rates(run) for value in base_series(run, name)[1]]
+    used = [value for name in numbers.learning_rates(run) for value in numbers.base_series(run, name)[1]]
     if run.config.get("controller") == "paper":
         last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
         if not (used and last):
@@ -281,12 +268,12 @@ def _left_out(run: Run) -> str:
 
 def run_tiles(run: Run) -> Iterable[Tile]:
     """Key figures of a run; what is unknown has no tile."""
-    found = run.search.found if run.search is not None and not run.num_brakes else found_lr(run)
+    found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
     if found is not None:
         yield "Learning rate", figure(found), _origin(run, found)
     if run.final_loss is not None:
         yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
-    elif trained := training_losses(run):
+    elif trained := numbers.training_losses(run):
         yield "Training loss", figure(trained[-1][1], 4), run.loss_unit or "last round"
     yield from _metric_tiles(run)
     if run.last_step:
@@ -302,21 +289,21 @@ def run_tiles(run: Run) -> Iterable[Tile]:
 
 def _metric_tiles(run: Run) -> Iterable[Tile]:
     """The main metrics of a run."""
-    for name, value in list(main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
+    for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
         yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
 
 
 def _origin(run: Run, found: float) -> str:
     """Where the learning rate comes from, in a few words."""
-    asked = asked_lr(run)
+    asked = numbers.asked_lr(run)
     if run.num_brakes:
         return f"lowered {count(run.num_brakes, 'time')} by the guard"
-    if len(group_peaks(run)) > 1:
+    if len(numbers.group_peaks(run)) > 1:
         return "peak of the first group"
     if asked is None or math.isclose(asked, found, rel_tol=1e-6):
         return "peak, as asked for"
     if run.compares and run.search is None:
-        mean = "mean of all groups, " if len(set(corrections(run))) > 1 else ""
+        mean = "mean of all groups, " if len(set(numbers.corrections(run))) > 1 else ""
         return f"{mean}as the controller asks"
     return f"you asked for {figure(asked)}"
 
@@ -324,9 +311,9 @@ def _origin(run: Run, found: float) -> str:
 def comparison_tiles(runs: Sequence[Run]) -> Iterable[Tile]:
     """Key figures of the best of several runs, and of all together."""
     losses = _by_loss(runs)
-    if len(losses) > 1 and are_comparable(runs):
+    if len(losses) > 1 and numbers.are_comparable(runs):
         loss, best = losses[0]
-        found = found_lr(best)
+        found = numbers.found_lr(best)
         if found is not None:
             yield "Learning rate", figure(found), "of the best run"
         yield "Lowest held-out loss", figure(loss, 4), best.loss_unit
