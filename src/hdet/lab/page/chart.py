@@ -15,7 +15,7 @@ Color = str | tuple[str, str]
 """Its name in the style sheet, alone or with a dash."""
 
 STEPS = "optimizer step"
-"""What the axis of most charts says."""
+"""The title of the axis of most charts."""
 _NUM_SERIES_COLORS = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _NOT_FOR_SCRIPT = ("title", "caption", "is_wide", "choice_label", "has_spread_key", "is_table_of_points")
@@ -45,19 +45,19 @@ class Chart:
     height: int = 320
     is_wide: bool = False
     is_log: bool | None = None
-    """How the vertical axis begins; None if there is nothing to switch."""
+    """Begin with a logarithmic vertical axis; None if there is nothing to switch."""
     max_decades: float = 0
-    """How far a logarithmic axis reaches down from the top at first; 0 for all the way."""
+    """Decades that a logarithmic axis reaches down from the top at first; 0 for all the way."""
     choices: list[Choice] = field(default_factory=list)
     choice_label: str = ""
     has_spread_key: bool = False
-    """Whether colours stand for the position in the spread."""
+    """Colours stand for the position in the spread."""
     is_table_of_points: bool = False
-    """Whether the numbers are listed point by point, as they are without steps, rather than by step."""
+    """List the numbers point by point, as is done without steps, rather than by step."""
     layout: dict[str, Any] = field(default_factory=dict)
 
     def data(self, num_steps: int = 0) -> dict[str, Any]:
-        """What the page's script reads; ``num_steps`` is how far an axis of steps reaches, 0 for all data."""
+        """Give what the page's script reads; an axis of steps reaches to ``num_steps``, or over its data if 0."""
         has_steps = self.x_title == STEPS
         return {name: value for name, value in vars(self).items() if name not in _NOT_FOR_SCRIPT} | {
             "choices": [vars(c) | {"y_title": c.y_title or self.y_title} for c in self.choices],
@@ -148,7 +148,7 @@ def thin(columns: Sequence[Numbers], max_points: int) -> list[int]:
 
 
 class Pool:
-    """What several traces share is written once: a list, or a long text, becomes its place in the pool."""
+    """Writes once what traces share: a list, or a long text, becomes its place in the pool."""
 
     def __init__(self) -> None:
         self._texts: dict[str, int] = {}
@@ -159,7 +159,7 @@ class Pool:
 
     @property
     def texts(self) -> list[str]:
-        """What is in the pool, as JSON."""
+        """List the entries of the pool, as JSON."""
         return list(self._texts)
 
     def _walk(self, value: Any, key: str) -> Any:
@@ -187,9 +187,7 @@ def embed(text: str) -> str:
     >>> print(embed('"</script>"'))
     "\u003c/script\u003e"
     """
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 
 
 def _without_markup(text: str) -> str:

@@ -62,7 +62,7 @@ def search_charts(run: Run) -> Iterable[Chart]:
 
 
 def final_loss_charts(runs: Sequence[Run], untrained: float | None, unit: str) -> Iterable[Chart]:
-    """Where each run ended, by the learning rate that it came to; one bad run does not flatten the rest."""
+    """Draw where each run ended, by the learning rate that it came to; one bad run does not flatten the rest."""
     known = [(lr, run) for run in runs if (lr := numbers.found_lr(run)) is not None and 0 < lr < math.inf]
     known.sort(key=lambda pair: pair[0])
     losses = [run.final_loss for _, run in known if run.final_loss is not None]
@@ -134,11 +134,8 @@ def loss_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """Losses of the replicas where these differ, metrics, and the probe."""
-    y_title, held_out, is_spread = (
-        loss_title(run.loss_unit),
-        numbers.evaluated(run),
-        bool(numbers.explored(run)),
-    )
+    y_title, held_out = loss_title(run.loss_unit), numbers.evaluated(run)
+    is_spread = bool(numbers.explored(run))
     style: dict[str, Any] = {"is_wide": True, "choice_label": "Colour by", "has_spread_key": is_spread}
     losses = loss_choices(run, "losses", max_points) if is_spread else []
     if losses:

@@ -29,21 +29,21 @@ class Evaluation:
 
 @dataclass
 class Run:
-    """What one run left behind."""
+    """Everything that one run left behind."""
 
     path: Path
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     search: SearchRecord | None = None
-    """What was found before the run, if something looked."""
+    """The search before the run, if there was one."""
     records: list[RoundRecord] = field(default_factory=list)
     """Records of the run itself."""
     evaluations: list[Evaluation] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     """Empty while the run is unfinished."""
     notes: list[str] = field(default_factory=list)
-    """What could not be read: file, line number, reason."""
+    """Lines and files that could not be read: file, line number, reason."""
 
     @property
     def final_loss(self) -> float | None:
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def num_replicas(self) -> int | None:
-        """How many replicas trained, if that can be told."""
+        """Count the replicas that trained, if that can be told."""
         if self.records:
             return self.records[-1].num_replicas
         stated = number(self.config.get("replicas"))
@@ -78,17 +78,17 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run took, if it has ended."""
+        """Give the time that the run took, if it has ended."""
         return number(self.result.get("seconds"))
 
     @property
     def num_brakes(self) -> int:
-        """How often the guard went back."""
+        """Count how often the guard went back."""
         return self.records[-1].num_brakes if self.records else 0
 
     @property
     def compares(self) -> bool:
-        """Whether a controller compared the replicas; the guard does not."""
+        """Tell whether a controller compared the replicas; the guard does not."""
         return any(record.signal for record in self.records)
 
     @property
@@ -109,13 +109,13 @@ class Run:
 
     @property
     def loss_unit(self) -> str:
-        """What the loss is measured in; empty if nobody said."""
+        """Name the unit of the loss; empty if nobody said."""
         unit = self.config.get("loss_unit")
         return unit if isinstance(unit, str) and unit != "loss" else ""
 
     @property
     def num_planned_steps(self) -> int:
-        """How far the run goes, or has come if nobody said."""
+        """Count the steps that the run is to take, or has taken if nobody said."""
         planned = number(self.config.get("steps")) or 0
         return max(self.last_step, int(planned)) if self.status == "unfinished" else self.last_step
 
@@ -157,7 +157,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def loss_title(unit: str) -> str:
-    """What the axis of a loss says; a long unit has no room there.
+    """Name the axis of a loss; a long unit has no room there.
 
     >>> loss_title("nats per character"), loss_title("cross-entropy (nats)"), loss_title("x" * 50)
     ('loss (nats per character)', 'loss, cross-entropy (nats)', 'loss')

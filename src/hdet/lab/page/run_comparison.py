@@ -7,26 +7,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import Chart, Trace, curve, series_color, unzip
 from hdet.lab.page.html_page import Cell
 from hdet.lab.page.loss_charts import final_loss_charts
 from hdet.lab.page.read_runs import Run, loss_title
-from hdet.lab.page.run_numbers import (
-    are_comparable,
-    asked_lr,
-    base_series,
-    evaluated,
-    found_lr,
-    highest_shown,
-    learning_rates,
-    main_metrics,
-)
 from hdet.lab.page.sentences import duration, figure
 
 
 def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Loss against learning rate, and held-out loss and learning rate of all runs over steps."""
-    unit = runs[0].loss_unit if are_comparable(runs) else ""
+    unit = runs[0].loss_unit if numbers.are_comparable(runs) else ""
     yield from final_loss_charts(runs, _untrained(runs, "loss"), unit)
     losses = _curves(runs, max_points, "loss", unit)
     if losses:
@@ -37,13 +28,13 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
         yield Chart("Held-out loss", caption, losses, loss_title(unit), **style)
     rates, peaks = [], []
     for index, run in enumerate(runs):
-        steps, values = base_series(run, next(iter(learning_rates(run)), ""))
+        steps, values = numbers.base_series(run, next(iter(numbers.learning_rates(run)), ""))
         known = [lr for lr in values if 0 < lr < math.inf]
         if known:
             rates += curve(steps, values, run.name, series_color(index), max_points, width=2.2)
             peaks.append(max(known))
     if rates:
-        has_groups = any(len(learning_rates(run)) > 1 for run in runs)
+        has_groups = any(len(numbers.learning_rates(run)) > 1 for run in runs)
         caption = "What each run has used."
         caption += " Of several parameter groups, the first is shown." if has_groups else ""
         decades = 2 + math.log10(max(peaks) / min(peaks))
@@ -54,7 +45,7 @@ def comparison_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
 def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
     """Metrics that several runs share, over steps."""
     names = dict.fromkeys((name for run in runs for e in run.evaluations for name in e.metrics), 0.0)
-    for name in main_metrics(names):
+    for name in numbers.main_metrics(names):
         curves = _curves(runs, max_points, name, "")
         if len(curves) > 1:
             limits, shown = _limits(runs, name), name.replace("_", " ")
@@ -67,7 +58,7 @@ def metric_charts(runs: Sequence[Run], max_points: int) -> Iterable[Chart]:
 def _curves(runs: Sequence[Run], max_points: int, name: str, unit: str) -> list[Trace]:
     traces = []
     for index, run in enumerate(runs):
-        x, y = unzip(evaluated(run, name))
+        x, y = unzip(numbers.evaluated(run, name))
         traces += curve(x, y, run.name, series_color(index), max_points, width=2.2, unit=unit)
     return traces
 
@@ -78,7 +69,7 @@ def _hover(traces: Sequence[Trace]) -> str:
 
 def _untrained(runs: Sequence[Run], name: str) -> float | None:
     """The value before the first step, of the run in the middle where they differ."""
-    first = [value for run in runs for step, value in evaluated(run, name)[:1] if step == 0]
+    first = [value for run in runs for step, value in numbers.evaluated(run, name)[:1] if step == 0]
     return statistics.median_low(first) if first else None
 
 
@@ -87,14 +78,14 @@ def _limits(runs: Sequence[Run], name: str) -> dict[str, Any]:
 
     The loss, and what falls in most runs, is cut above its first value, and what rises below it.
     """
-    untrained = _untrained(runs, name) if are_comparable(runs) else None
+    untrained = _untrained(runs, name) if numbers.are_comparable(runs) else None
     if untrained is None:
         return {}
-    curves = [[value for _, value in evaluated(run, name)] for run in runs]
+    curves = [[value for _, value in numbers.evaluated(run, name)] for run in runs]
     is_falling = name == "loss" or statistics.median(c[-1] for c in curves if c) <= untrained
     sign = 1 if is_falling else -1
     signed = [sign * value for values in curves for value in values]
-    low, high = min(signed), highest_shown(signed, sign * untrained)
+    low, high = min(signed), numbers.highest_shown(signed, sign * untrained)
     room = 0.05 * (high - low) or 0.1
     ends = sorted([sign * (low - room), sign * (high + room)])
     return {} if high == max(signed) else {"yaxis": {"range": ends}}
@@ -105,9 +96,9 @@ def comparison_table(runs: Sequence[Run]) -> tuple[list[str], list[list[Cell]], 
 
     The best loss is marked if losses are comparable.
     """
-    metrics = main_metrics({name: 0.0 for run in runs for name in run.final_metrics})
+    metrics = numbers.main_metrics({name: 0.0 for run in runs for name in run.final_metrics})
     known = [run.final_loss for run in runs if run.final_loss is not None]
-    best = min(known) if len(known) > 1 and are_comparable(runs) else None
+    best = min(known) if len(known) > 1 and numbers.are_comparable(runs) else None
     kept, shared = list[tuple[str, list[Cell]]](), dict[str, str]()
     for column in zip(*(_row(run, list(metrics), best) for run in runs), strict=True):
         name, cells = column[0][0], [cell for _, cell in column]
@@ -129,8 +120,8 @@ def _row(run: Run, metrics: Sequence[str], best: float | None) -> list[tuple[str
         ("run", Cell(run.name, run.name.lower())),
         ("held-out loss", _number(run.final_loss, 5, is_best=is_best)),
         *((name.replace("_", " "), _number(run.final_metrics.get(name), 5)) for name in metrics),
-        ("learning rate asked for", _number(asked_lr(run))),
-        ("learning rate found", _number(found_lr(run))),
+        ("learning rate asked for", _number(numbers.asked_lr(run))),
+        ("learning rate found", _number(numbers.found_lr(run))),
         ("controller", _text(controller if isinstance(controller, str) else "")),
         ("replicas", _number(run.num_replicas)),
         ("steps", Cell(f"{run.last_step:,}", run.last_step)),

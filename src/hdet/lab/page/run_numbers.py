@@ -15,7 +15,7 @@ from hdet.records.names import is_learning_rate
 
 
 class Slot(NamedTuple):
-    """What was seen at one place of the spread, whichever replica stood there."""
+    """Values seen at one place of the spread, whichever replica stood there."""
 
     position: float | None
     """Mean position, from -1 to 1; None for a replica, wherever it stood."""
@@ -24,7 +24,7 @@ class Slot(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How one place of the spread fared against the mean of its rounds."""
+    """One place of the spread against the mean of its rounds."""
 
     factor: float
     mean: float
@@ -136,7 +136,7 @@ def base_series(run: Run, name: str) -> tuple[list[int], list[float]]:
 
 
 def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
-    """What the schedule had planned; empty if nothing was corrected."""
+    """Give the schedule as planned; empty if nothing was corrected."""
     tunable = re.sub(r"\[\d+\]$", "", name)  # fields of one tunable share its correction
     corrections = [record.correction.get(tunable, 1.0) for record in run.records]
     if all(abs(c - 1) < 1e-9 for c in corrections):
@@ -179,7 +179,7 @@ def _trace(record: RoundRecord, name: str) -> list[tuple[int, float]]:
 
 
 def _is_complement(run: Run, name: str) -> bool:
-    """Whether the spread is one of one minus the value, as for a momentum: which reading gives the values?"""
+    """Tell whether one minus the value is spread, as for a momentum: which reading gives the values?"""
     plain = complement = 0.0
     for record in run.records[:20]:
         trace = _trace(record, name)
@@ -253,12 +253,12 @@ def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def are_comparable(runs: Sequence[Run]) -> bool:
-    """Whether all runs measured the same loss on the same task."""
+    """Tell whether all runs measured the same loss on the same task."""
     return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
-    """Whether the runs differ in nothing but their learning rate, which each has taken as it was given."""
+    """Tell whether the runs differ in nothing but their learning rate, which each has taken as it was given."""
     rates = {asked_lr(run) for run in runs}
     varied = ("lr", "name")
     settings = {str({key: value for key, value in run.config.items() if key not in varied}) for run in runs}
@@ -267,7 +267,7 @@ def is_sweep(runs: Sequence[Run]) -> bool:
 
 
 def highest_shown(losses: Sequence[float], untrained: float | None) -> float:
-    """Where an axis of losses ends: one far above that of the untrained weights would flatten all others.
+    """Find where an axis of losses ends: one far above that of the untrained weights would flatten all others.
 
     >>> highest_shown([0.5, 1.0, 90.0], 2.0), highest_shown([0.5, 1.0], 2.0), highest_shown([3.0], None)
     (2.3, 1.0, 3.0)

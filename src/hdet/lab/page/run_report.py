@@ -70,14 +70,11 @@ def _several_runs(runs: Sequence[Run], charts: PageCharts) -> str:
     num_steps = max(run.num_planned_steps for run in runs)
     main = html_page.sections_html(sections, charts, 2, num_steps) + '<h2 class="part">Every run</h2>'
     for run in runs:
-        loss = "no held-out loss"
-        if run.final_loss is not None:
-            loss = f"held-out loss {sentences.figure(run.final_loss, 4)}"
-        main += (
-            f'<details class="run"><summary><h2>{html_page.text(run.name)}</h2>'
-            f"<span>{html_page.text(loss)}, {html_page.text(run.status)}</span></summary>"
-            f"{_introduction_of(run, ' small')}{_parts_of(run, charts, level=3)}</details>"
-        )
+        loss = run.final_loss
+        said = "no held-out loss" if loss is None else f"held-out loss {sentences.figure(loss, 4)}"
+        name, said = html_page.text(run.name), html_page.text(f"{said}, {run.status}")
+        main += f'<details class="run"><summary><h2>{name}</h2><span>{said}</span></summary>'
+        main += f"{_introduction_of(run, ' small')}{_parts_of(run, charts, level=3)}</details>"
     return html_page.body_html(sentences.count(len(runs), "run"), introduction, main)
 
 

@@ -52,7 +52,7 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 
 def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """What differed between replicas, and the schedules of everything else but the learning rate."""
+    """Draw what differed between replicas, and the schedules of everything else but the learning rate."""
     choices = []
     for name in explored(run):
         base = curve(*base_series(run, name), "base", "--strong", max_points, width=3)
@@ -75,7 +75,7 @@ def hyperparameter_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 
 def _schedules(run: Run, names: Sequence[str], what: str, max_points: int) -> list[Trace]:
-    """What was used and, where that differs, what was planned; names that are equal share a line."""
+    """Draw what was used and, where that differs, what was planned; names that are equal share a line."""
     used, plans = _equal(run, names, base_series), _equal(run, names, plan_series)
     traces = []
     for members in plans:

@@ -59,17 +59,6 @@ def duration(seconds: float) -> str:
     return f"{round(seconds)} s"
 
 
-def times(factor: float) -> str:
-    """How a value compares with another, which follows.
-
-    >>> times(10.0), times(0.04), times(1.01)
-    ('10 times', '25 times below', 'close to')
-    """
-    if 0.95 < factor < 1.05:
-        return "close to"
-    return f"{figure(factor, 2)} times" if factor > 1 else f"{figure(1 / factor, 2)} times below"
-
-
 def headline(run: Run) -> str:
     """The learning rate that was found, in one sentence; empty where nothing is known of one.
 
@@ -100,7 +89,7 @@ def headline(run: Run) -> str:
 
 
 def sentence(run: Run) -> str:
-    """What happened in the run, in a few plain sentences.
+    """Tell what happened in the run, in a few plain sentences.
 
     >>> from pathlib import Path
     >>> sentence(Run(path=Path("runs/a"), name="a"))
@@ -118,7 +107,7 @@ def sentence(run: Run) -> str:
 
 
 def comparison_headline(runs: Sequence[Run]) -> str:
-    """Which of several runs ended best, in one sentence; empty where they cannot be compared."""
+    """Name the best of several runs, in one sentence; empty where they cannot be compared."""
     losses = _by_loss(runs)
     if len(losses) < 2 or not numbers.are_comparable(runs):
         return ""
@@ -129,7 +118,7 @@ def comparison_headline(runs: Sequence[Run]) -> str:
 
 
 def comparison_sentence(runs: Sequence[Run]) -> str:
-    """What is to be said of several runs beside which of them ended best."""
+    """Tell of several runs what there is to say beside which of them ended best."""
     losses = _by_loss(runs)
     if len(losses) < 2:
         known = "one has" if losses else "none has"
@@ -158,7 +147,7 @@ def _by_loss(runs: Sequence[Run]) -> list[tuple[float, Run]]:
 
 
 def _above(loss: float, best: float) -> str:
-    """How far a loss is above the best."""
+    """Tell how far a loss is above the best."""
     if loss == best:
         return "at the same loss"
     share = 100 * (loss / best - 1) if best > 0 else math.inf
@@ -166,14 +155,21 @@ def _above(loss: float, best: float) -> str:
 
 
 def _against(lr: float, asked: float) -> str:
-    """How a learning rate compares with what was asked for."""
+    """Compare a learning rate with what was asked for.
+
+    >>> _against(0.1, 0.01), _against(0.01, 0.25)
+    ('10 times the 0.01 that you asked for', '25 times below the 0.25 that you asked for')
+    >>> _against(0.0101, 0.01)
+    'close to the 0.01 that you asked for'
+    """
     if not (0 < asked < math.inf and 0 < lr < math.inf):
         return f"where you asked for {figure(asked)}"
-    return f"{times(lr / asked)} the {figure(asked)} that you asked for"
+    how = f"{figure(lr / asked, 2)} times" if lr > asked else f"{figure(asked / lr, 2)} times below"
+    return f"{'close to' if 0.95 < lr / asked < 1.05 else how} the {figure(asked)} that you asked for"
 
 
 def search_sentence(run: Run) -> str:
-    """How sure the search is, and what it cost; empty if there was none."""
+    """Tell how sure the search is, and what it cost; empty if there was none."""
     search = run.search
     if search is None:
         return ""
@@ -210,7 +206,7 @@ def _training(run: Run) -> str:
 
 
 def _loss(run: Run) -> str:
-    """Where the loss began and where it stands."""
+    """Tell where the loss began and where it stands."""
     known = [loss for _, loss in numbers.evaluated(run)]
     what, last = "held-out loss", run.final_loss
     if last is None and not known:
@@ -226,7 +222,7 @@ def _loss(run: Run) -> str:
 
 
 def _moved(run: Run) -> str:
-    """What the guard, or a controller that compares replicas, made of the learning rate."""
+    """Tell what the guard, or a controller that compares replicas, made of the learning rate."""
     brakes, found, factors = run.num_brakes, numbers.found_lr(run), numbers.corrections(run)
     if brakes:
         often = "once" if brakes == 1 else f"{brakes} times"
@@ -294,7 +290,7 @@ def _metric_tiles(run: Run) -> Iterable[Tile]:
 
 
 def _origin(run: Run, found: float) -> str:
-    """Where the learning rate comes from, in a few words."""
+    """Tell where the learning rate comes from, in a few words."""
     asked = numbers.asked_lr(run)
     if run.num_brakes:
         return f"lowered {count(run.num_brakes, 'time')} by the guard"

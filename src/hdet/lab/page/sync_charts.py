@@ -17,7 +17,7 @@ _PHASE_COLORS = {"probe": 1, "measure": 5, "converge": 4, "steer": 3}
 
 
 def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """What the controller saw and what it made of it."""
+    """Draw what the controller saw and what it made of it."""
     records = [record for record in run.records if record.ends_round]
     corrections = _by_name(records, "correction", max_points)
     # The paper's form holds the base itself: against a plan that falls to zero, its factor says nothing.
@@ -56,7 +56,7 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 
 def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """What the syncs cost, and which replicas were left out."""
+    """Draw what the syncs cost, and which replicas were left out."""
     timed = [record for record in run.records if record.milliseconds]
     size = max(1, math.ceil(len(timed) / _MAX_BARS))
     cost = _cost([timed[i : i + size] for i in range(0, len(timed), size)])
