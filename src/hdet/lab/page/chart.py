@@ -57,7 +57,7 @@ class Chart:
     layout: dict[str, Any] = field(default_factory=dict)
 
     def data(self, num_steps: int = 0) -> dict[str, Any]:
-        """Give what the page's script reads; an axis of steps reaches to ``num_steps``, or over its data if 0."""
+        """Give what the page's script reads; an axis of steps reaches to ``num_steps``, if that is known."""
         has_steps = self.x_title == STEPS
         return {name: value for name, value in vars(self).items() if name not in _NOT_FOR_SCRIPT} | {
             "choices": [vars(c) | {"y_title": c.y_title or self.y_title} for c in self.choices],

@@ -62,7 +62,7 @@ def search_charts(run: Run) -> Iterable[Chart]:
 
 
 def final_loss_charts(runs: Sequence[Run], untrained: float | None, unit: str) -> Iterable[Chart]:
-    """Draw where each run ended, by the learning rate that it came to; one bad run does not flatten the rest."""
+    """Draw where each run ended, by the learning rate it came to; one bad run does not flatten the rest."""
     known = [(lr, run) for run in runs if (lr := numbers.found_lr(run)) is not None and 0 < lr < math.inf]
     known.sort(key=lambda pair: pair[0])
     losses = [run.final_loss for _, run in known if run.final_loss is not None]

@@ -258,7 +258,7 @@ def are_comparable(runs: Sequence[Run]) -> bool:
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
-    """Tell whether the runs differ in nothing but their learning rate, which each has taken as it was given."""
+    """Tell whether the runs differ in nothing but their learning rate, which each took as it was given."""
     rates = {asked_lr(run) for run in runs}
     varied = ("lr", "name")
     settings = {str({key: value for key, value in run.config.items() if key not in varied}) for run in runs}
@@ -267,7 +267,7 @@ def is_sweep(runs: Sequence[Run]) -> bool:
 
 
 def highest_shown(losses: Sequence[float], untrained: float | None) -> float:
-    """Find where an axis of losses ends: one far above that of the untrained weights would flatten all others.
+    """Find the end of an axis of losses: one far above that of the untrained weights flattens the others.
 
     >>> highest_shown([0.5, 1.0, 90.0], 2.0), highest_shown([0.5, 1.0], 2.0), highest_shown([3.0], None)
     (2.3, 1.0, 3.0)
