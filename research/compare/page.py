@@ -8,9 +8,17 @@ from pathlib import Path
 
 import hdet
 from hdet.lab.page.chart import Chart, Trace, line, series_color
-from hdet.lab.page.compare import Cell as TableCell
-from hdet.lab.page.document import Pieces, Section, body_html, build_page, sections_html
-from hdet.lab.page.pieces import results_html, sentence_html, text
+from hdet.lab.page.html_page import Cell as TableCell
+from hdet.lab.page.html_page import (
+    PageCharts,
+    Section,
+    body_html,
+    build_page,
+    results_html,
+    sections_html,
+    sentence_html,
+    text,
+)
 from research.compare import NOTES, Case, Cell, Comparison, Row
 from research.peers import METHODS
 
@@ -30,11 +38,11 @@ def build_comparison(comparison: Comparison, out: str | Path) -> Path:
         out,
         title="Comparison - hdet",
         footer=f"Written by hdet {hdet.__version__}. The page is one file and loads nothing from elsewhere.",
-        body=lambda pieces: _body(comparison, pieces),
+        body=lambda charts: _body(comparison, charts),
     )
 
 
-def _body(comparison: Comparison, pieces: Pieces) -> str:
+def _body(comparison: Comparison, charts: PageCharts) -> str:
     cases = comparison.cases
     used = {row.method for case in cases for row in case.rows}
     methods = [
@@ -47,7 +55,7 @@ def _body(comparison: Comparison, pieces: Pieces) -> str:
         table = results_html(["method", "what it does"], methods, label="What each method does")
         sections.append(Section("Methods", before=table))
     introduction = sentence_html(_headline(cases), "headline") + sentence_html(NOTES, "sentence small")
-    return body_html("Finding the learning rate", introduction, sections_html(sections, pieces, level=2))
+    return body_html("Finding the learning rate", introduction, sections_html(sections, charts, level=2))
 
 
 def _headline(cases: Sequence[Case]) -> str:
@@ -115,8 +123,8 @@ def _charts(case: Case, best_lr: float) -> Iterable[Chart]:
         x_title="start over the best LR",
         y_title="held-out loss over the best of the sweep",
         height=460,
+        is_wide=True,
         is_log=True,
-        is_table_of_points=True,
         layout={"xaxis": {"type": "log"}},
     )
 
@@ -132,8 +140,8 @@ def _charts(case: Case, best_lr: float) -> Iterable[Chart]:
             traces=traces,
             x_title="start over the best LR",
             y_title="found LR over the best",
+            is_wide=True,
             is_log=True,
-            is_table_of_points=True,
             layout={"xaxis": {"type": "log"}},
         )
 
@@ -148,9 +156,9 @@ def _lines(case: Case, point: Callable[[Cell], tuple[float, str, bool] | None]) 
         if not points:
             continue
         starts, heights, words, are_crosses = map(list, zip(*points, strict=True))
-        color, dash = series_color(colored.index(row.method))
+        color = series_color(colored.index(row.method))
         width = 3.5 if _is_own(row.method) else 1.5
-        trace = line(starts, heights, row.method, color, dash=dash, width=width)
+        trace = line(starts, heights, row.method, color, width=width)
         symbols = ["x" if is_cross else "circle" for is_cross in are_crosses]
         trace |= {
             "mode": "lines+markers",

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from hdet.errors import HdetError
-from hdet.lab.page import document
+from hdet.lab.page import html_page
 from research.commands.compare import compare as command
 from research.compare import compare, ledger, read_comparison, table
 from research.compare.page import _charts, build_comparison
@@ -332,7 +332,7 @@ def test_the_command(hdet_compare, tmp_path, monkeypatch):
     assert (out, err) == ("", "")
 
     (folder / "compare.html").unlink()
-    document._plotly_script.cache_clear()
+    html_page._plotly_script.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     out, _ = hdet_compare("--table", str(folder))
     assert "no report: a report needs plotly" in out

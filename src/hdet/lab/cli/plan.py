@@ -10,7 +10,7 @@ from rich.table import Table
 
 from hdet.lab.cli.options import Json
 from hdet.lab.cli.output import Screen, usage_errors
-from hdet.lab.page.words import count as count_of
+from hdet.lab.page.sentences import count as count_of
 from hdet.lab.train.memory_cost import MemoryCost, memory_cost, num_moments_of
 from hdet.lab.train.search_cost import SearchCost, search_cost
 from hdet.lab.train.sync_cost import Plan

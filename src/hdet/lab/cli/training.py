@@ -19,8 +19,8 @@ from hdet.lab.cli.options import Tracker
 from hdet.lab.cli.output import Exit, Screen, number, usage_errors
 from hdet.lab.cli.report import write_report
 from hdet.lab.page import LivePage, Run, headline
-from hdet.lab.page.facts import main_metrics
-from hdet.lab.page.words import search_sentence
+from hdet.lab.page.run_numbers import main_metrics
+from hdet.lab.page.sentences import search_sentence
 from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder

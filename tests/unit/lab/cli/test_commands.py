@@ -319,7 +319,7 @@ def test_a_run_can_be_watched_while_it_trains(hdet, tmp_path, monkeypatch):
         pages.append((runs[0].status, refresh_seconds))
         return out
 
-    monkeypatch.setattr("hdet.lab.page.live.build_report", build)
+    monkeypatch.setattr("hdet.lab.page.run_report.build_report", build)
     out, _ = hdet("run", *QUICK, "--live", "--out", "live")
     assert "watch: live/report.html" in out and (tmp_path / "live" / "report.html").exists()
     assert set(pages[:-1]) == {("unfinished", 5.0)} and pages[-1] == ("finished", 0)
@@ -329,7 +329,7 @@ def test_a_run_can_be_watched_while_it_trains(hdet, tmp_path, monkeypatch):
     def end(seconds):
         (tmp_path / "live" / "result.json").write_text('{"status": "finished"}')
 
-    monkeypatch.setattr("hdet.lab.page.live.time.sleep", end)
+    monkeypatch.setattr("hdet.lab.page.run_report.time.sleep", end)
     out, _ = hdet("report", "live", "--live")
     assert "watch: live/report.html" in out and pages == [("unfinished", 5.0), ("finished", 0)]
 

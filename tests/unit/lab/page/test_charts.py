@@ -6,21 +6,19 @@ from typing import Any
 import pytest
 
 from hdet.lab.page import Evaluation, Run, read_run
-from hdet.lab.page.chart import Chart, Pool, line
-from hdet.lab.page.compare import comparison_charts, comparison_table, metric_charts
-from hdet.lab.page.schedules import rate_charts
-from hdet.lab.page.search import search_charts
-from hdet.lab.page.series import (
+from hdet.lab.page.chart import Chart, Pool, line, thin
+from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
+from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
+from hdet.lab.page.run_numbers import (
     across_spread,
     base_series,
     by_slot,
     differences_from_mean,
     fan_limits,
     plan_series,
-    thin,
 )
-from hdet.lab.page.steering import controller_charts, hyperparameter_charts
-from hdet.lab.page.training import health_charts, loss_charts, training_charts
+from hdet.lab.page.schedule_charts import hyperparameter_charts, rate_charts
+from hdet.lab.page.sync_charts import controller_charts, health_charts
 from hdet.records import RoundRecord
 from tests.helpers.runs import real_records, write_run
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hdet.errors import HdetError
-from hdet.lab.page import Evaluation, Run, build_report, document, headline, read_run
-from hdet.lab.page.pieces import sentence_html
-from hdet.lab.page.words import figure
+from hdet.lab.page import Evaluation, Run, build_report, headline, html_page, read_run
+from hdet.lab.page.html_page import sentence_html
+from hdet.lab.page.sentences import figure
 from tests.helpers.runs import real_records, write_run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -212,6 +212,6 @@ def test_no_runs_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_plotly_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    document._plotly_script.cache_clear()
+    html_page._plotly_script.cache_clear()
     with pytest.raises(HdetError, match=r"pip install .*\[cli\]'"):
         build_report([Run(path=tmp_path, name="a")], tmp_path / "a.html")

@@ -10,9 +10,9 @@ import pytest
 
 from hdet.lab.page import Run, headline, read_run, sentence
 from hdet.lab.page.chart import Chart, Pool
-from hdet.lab.page.facts import asked_lr, found_lr
-from hdet.lab.page.search import search_charts
-from hdet.lab.page.words import figure
+from hdet.lab.page.loss_charts import search_charts
+from hdet.lab.page.run_numbers import asked_lr, found_lr
+from hdet.lab.page.sentences import figure
 from hdet.records import SearchRecord
 from tests.helpers.runs import real_records, write_run
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hdet.records import RoundRecord, SearchRecord, scan_records
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
+_Scan = Callable[[Path], tuple[list[Any], list[str]]]
+"""Reads entries, and a note for each line that is none."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +24,26 @@ class Evaluation:
 
     step: int
     loss: float | None
-    train_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    seconds: float | None = None
 
 
 @dataclass
 class Run:
-    """What one run left behind."""
+    """Everything that one run left behind."""
 
     path: Path
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     search: SearchRecord | None = None
-    """What was found before the run, if something looked."""
+    """The search before the run, if there was one."""
     records: list[RoundRecord] = field(default_factory=list)
     """Records of the run itself."""
     evaluations: list[Evaluation] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     """Empty while the run is unfinished."""
     notes: list[str] = field(default_factory=list)
-    """What could not be read: file, line number, reason."""
+    """Lines and files that could not be read: file, line number, reason."""
 
     @property
     def final_loss(self) -> float | None:
@@ -69,11 +70,31 @@ class Run:
 
     @property
     def num_replicas(self) -> int | None:
-        """How many replicas trained, if that can be told."""
+        """Count the replicas that trained, if that can be told."""
         if self.records:
             return self.records[-1].num_replicas
         stated = number(self.config.get("replicas"))
         return None if stated is None else int(stated)
+
+    @property
+    def seconds(self) -> float | None:
+        """Give the time that the run took, if it has ended."""
+        return number(self.result.get("seconds"))
+
+    @property
+    def num_brakes(self) -> int:
+        """Count how often the guard went back."""
+        return self.records[-1].num_brakes if self.records else 0
+
+    @property
+    def compares(self) -> bool:
+        """Tell whether a controller compared the replicas; the guard does not."""
+        return any(record.signal for record in self.records)
+
+    @property
+    def excluded_events(self) -> list[tuple[int, int, str]]:
+        """Every replica that was left out of a sync: step, replica, reason."""
+        return [(record.step, r, why) for record in self.records for r, why in record.excluded.items()]
 
     @property
     def status(self) -> str:
@@ -88,18 +109,13 @@ class Run:
 
     @property
     def loss_unit(self) -> str:
-        """What the loss is measured in; empty if nobody said."""
+        """Name the unit of the loss; empty if nobody said."""
         unit = self.config.get("loss_unit")
         return unit if isinstance(unit, str) and unit != "loss" else ""
 
     @property
-    def loss_title(self) -> str:
-        """What the axis of a loss says."""
-        return loss_title(self.loss_unit)
-
-    @property
     def num_planned_steps(self) -> int:
-        """How far the run goes, or has come if nobody said."""
+        """Count the steps that the run is to take, or has taken if nobody said."""
         planned = number(self.config.get("steps")) or 0
         return max(self.last_step, int(planned)) if self.status == "unfinished" else self.last_step
 
@@ -132,9 +148,8 @@ def read_run(path: str | Path) -> Run:
     records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=has_synced)
     run.search = next((record.search for record in records if record.search is not None), None)
     run.records = [record for record in records if record.search is None]
-    run.evaluations = _read_lines(
-        path / "evaluations.jsonl", _scan_evaluations, run.notes, is_expected=has_synced
-    )
+    evaluations = path / "evaluations.jsonl"
+    run.evaluations = _read_lines(evaluations, _scan_evaluations, run.notes, is_expected=has_synced)
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
         run.name = name
@@ -142,7 +157,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def loss_title(unit: str) -> str:
-    """What the axis of a loss says; a long unit has no room there.
+    """Name the axis of a loss; a long unit has no room there.
 
     >>> loss_title("nats per character"), loss_title("cross-entropy (nats)"), loss_title("x" * 50)
     ('loss (nats per character)', 'loss, cross-entropy (nats)', 'loss')
@@ -160,54 +175,41 @@ def number(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _numbers_by_name(value: object) -> dict[str, float]:
-    if not isinstance(value, dict):
-        return {}
-    found = {str(name): number(entry) for name, entry in value.items()}
-    return {name: entry for name, entry in found.items() if entry is not None}
+    entries = value.items() if isinstance(value, dict) else ()
+    return {str(name): known for name, entry in entries if (known := number(entry)) is not None}
+
+
+@contextmanager
+def _noting(path: Path, notes: list[str], *, is_expected: bool) -> Iterator[None]:
+    """Turn what cannot be read into a note."""
+    try:
+        yield
+    except FileNotFoundError:
+        notes += [f"{path.name} is missing"] * is_expected
+    except json.JSONDecodeError as error:
+        notes.append(f"{path.name}, line {error.lineno}: not JSON ({error.msg})")
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read ({_short(error)})")
 
 
 def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> dict[str, Any]:
-    try:
+    content: Any = {}
+    with _noting(path, notes, is_expected=is_expected):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if is_expected:
-            notes.append(f"{path.name} is missing")
-        return {}
-    except json.JSONDecodeError as error:
-        notes.append(f"{path.name}, line {error.lineno}: not JSON ({error.msg})")
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read ({_short(error)})")
-        return {}
     if not isinstance(content, dict):
         notes.append(f"{path.name} must hold an object, got a {type(content).__name__}")
         return {}
     return content
 
 
-def _read_lines(
-    path: Path,
-    scan: Callable[[Path], tuple[list[Any], list[str]]],
-    notes: list[str],
-    *,
-    is_expected: bool,
-) -> list:
-    try:
+def _read_lines(path: Path, scan: _Scan, notes: list[str], *, is_expected: bool) -> list[Any]:
+    entries, found = [], list[str]()
+    with _noting(path, notes, is_expected=is_expected):
         entries, found = scan(path)
-    except FileNotFoundError:
-        if is_expected:
-            notes.append(f"{path.name} is missing")
-        return []
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read ({_short(error)})")
-        return []
     notes += found[:_MAX_NOTES_PER_FILE]
     if len(found) > _MAX_NOTES_PER_FILE:
         notes.append(f"{path.name}: {len(found) - _MAX_NOTES_PER_FILE} more lines cannot be read")
@@ -219,8 +221,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
-    evaluations: list[Evaluation] = []
-    notes: list[str] = []
+    evaluations, notes = list[Evaluation](), list[str]()
     lines = path.read_bytes().split(b"\n")
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
@@ -241,25 +242,16 @@ def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
 def _evaluation(data: object) -> Evaluation:
     if not isinstance(data, dict):
         raise TypeError("not an object")
-    step = data.get("step")
+    step, loss = data.get("step"), data.get("loss")
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
         raise TypeError("step must be a whole number")
-    if not isinstance(data.get("loss"), int | float | None) or isinstance(data.get("loss"), bool):
+    if isinstance(loss, bool) or not isinstance(loss, int | float | None):
         raise TypeError("loss must be a number")
-    return Evaluation(
-        step=step,
-        loss=number(data.get("loss")),
-        train_loss=number(data.get("train_loss")),
-        metrics=_numbers_by_name(data.get("metrics")),
-        seconds=number(data.get("seconds")),
-    )
+    return Evaluation(step, number(loss), _numbers_by_name(data.get("metrics")))
 
 
 def _short(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON: {error.msg} at column {error.colno}"
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+    known = {UnicodeDecodeError: "not UTF-8", RecursionError: "nested too deeply"}
+    return known.get(type(error)) or getattr(error, "strerror", "") or str(error) or type(error).__name__

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from hdet.lab.page import Evaluation, Run, headline, sentence
-from hdet.lab.page.facts import asked_lr, found_lr, is_sweep
-from hdet.lab.page.tiles import comparison_tiles, run_tiles
-from hdet.lab.page.words import comparison_headline, comparison_sentence
+from hdet.lab.page.run_numbers import asked_lr, found_lr, is_sweep
+from hdet.lab.page.sentences import comparison_headline, comparison_sentence, comparison_tiles, run_tiles
 from hdet.records import RoundRecord
 
 CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}

@@ -1,0 +1,322 @@
+"""Runs in plain words: sentences and key figures, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from hdet.lab.page import run_numbers as numbers
+from hdet.lab.page.chart import short
+from hdet.lab.page.read_runs import Run, number
+from hdet.round_record import is_learning_rate
+from hdet.search.decisions import should_search_again
+
+_MAX_METRICS = 2
+
+Tile = tuple[str, str, str]
+"""Label, value and hint of a key figure."""
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number as one would say it: plain where that is short, else with an exponent.
+
+    >>> figure(0.41234), figure(3e-4), figure(0.00039312, 2), figure(1234567.0), figure(0.0), figure(None)
+    ('0.412', '3e-4', '3.9e-4', '1.23e6', '0', 'unknown')
+    >>> figure(1.0), figure(600.0), figure(43210.0)
+    ('1', '600', '43200')
+    """
+    if value is None or not math.isfinite(value):
+        return "unknown" if value is None else "not finite"
+    rounded = float(f"{value:.{digits}g}") + 0.0  # minus zero is zero
+    if rounded == 0 or 0.01 <= abs(rounded) < 1e5:
+        return f"{rounded:.15g}"
+    mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def count(amount: int, what: str) -> str:
+    """An amount and its noun.
+
+    >>> count(1, "replica"), count(12000, "step")
+    ('1 replica', '12,000 steps')
+    """
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units.
+
+    >>> duration(0.25), duration(41.3), duration(200), duration(7530), duration(200000)
+    ('0.25 s', '41 s', '3 min 20 s', '2 h 6 min', '2 d 8 h')
+    """
+    if seconds < 10:
+        return f"{figure(seconds, 2)} s"
+    for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        whole, rest = divmod(round(seconds / part), size // part)
+        if whole:
+            return f"{whole} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{round(seconds)} s"
+
+
+def headline(run: Run) -> str:
+    """The learning rate that was found, in one sentence; empty where nothing is known of one.
+
+    >>> from pathlib import Path
+    >>> headline(Run(path=Path("runs/a"), name="a", config={"lr": 3e-4}))
+    'Trained with a learning rate of 3e-4, without a search.'
+    """
+    search, asked, found = run.search, numbers.asked_lr(run), numbers.found_lr(run)
+    if search is not None:
+        if search.found == search.asked:
+            reason = search.reason.rpartition(": ")[2]
+            return f"Kept your learning rate of {figure(asked)}, because {reason}."
+        text = f"Found a learning rate of {figure(search.found)}"
+        if figure(search.found) == figure(search.asked):
+            return f"{text}, which is what you asked for."
+        return f"{text}, {_against(search.found, search.asked)}."
+    if asked is None:
+        return ""
+    is_kept = found is None or math.isclose(found, asked, rel_tol=1e-6)
+    if found is not None and not is_kept and numbers.corrections(run) and run.compares:
+        return f"The controller asks for a learning rate of {figure(found)}, {_against(found, asked)}."
+    began = "Started from" if run.compares else "Trained with"
+    peaks = numbers.group_peaks(run)
+    if len(peaks) > 1:
+        low, high = figure(min(peaks)), figure(max(peaks))
+        return f"{began} learning rates from {low} to {high}, without a search."
+    return f"{began} a learning rate of {figure(asked)}, without a search."
+
+
+def sentence(run: Run) -> str:
+    """Tell what happened in the run, in a few plain sentences.
+
+    >>> from pathlib import Path
+    >>> sentence(Run(path=Path("runs/a"), name="a"))
+    'Nothing has been recorded of this run yet.'
+    """
+    if not (run.search or run.records or run.evaluations or run.result):
+        return "Nothing has been recorded of this run yet."
+    parts = [search_sentence(run), _training(run), _loss(run)]
+    if run.records:
+        parts.append(_moved(run))
+        num_steps = run.records[-1].num_averaged_steps
+        parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
+        parts.append(_left_out(run))
+    return " ".join(part for part in parts if part)
+
+
+def comparison_headline(runs: Sequence[Run]) -> str:
+    """Name the best of several runs, in one sentence; empty where they cannot be compared."""
+    losses = _by_loss(runs)
+    if len(losses) < 2 or not numbers.are_comparable(runs):
+        return ""
+    best, run = losses[0]
+    if numbers.is_sweep(runs):
+        return f"The best of {len(runs)} learning rates is {figure(numbers.asked_lr(run))}."
+    return f"“{run.name}” ended best, with a held-out loss of {figure(best, 4)}."
+
+
+def comparison_sentence(runs: Sequence[Run]) -> str:
+    """Tell of several runs what there is to say beside which of them ended best."""
+    losses = _by_loss(runs)
+    if len(losses) < 2:
+        known = "one has" if losses else "none has"
+        return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
+    if not numbers.are_comparable(runs):
+        what = count(len(runs), "run")
+        return f"{what} on different tasks. Their losses cannot be compared with each other."
+    (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
+    if numbers.is_sweep(runs):
+        text = f"It ended at a held-out loss of {figure(best, 4)}. "
+        text += f"The next best is {figure(numbers.asked_lr(second))}, {_above(next_best, best)}."
+        rates = sorted(rate for run in runs if (rate := numbers.asked_lr(run)) is not None)
+        if numbers.asked_lr(first) in (rates[0], rates[-1]):
+            text += " The best is at the edge of the sweep, so a better one may lie beyond it."
+    else:
+        text = f"Next comes “{second.name}”, {_above(next_best, best)}."
+        if len(losses) > 2:
+            text += f" The last is “{last.name}”, {_above(worst, best)}."
+    lost = len(runs) - len(losses)
+    return text + (f" {count(lost, 'run')} ended without a loss." if lost else "")
+
+
+def _by_loss(runs: Sequence[Run]) -> list[tuple[float, Run]]:
+    known = [(run.final_loss, run) for run in runs if run.final_loss is not None]
+    return sorted(known, key=lambda pair: pair[0])
+
+
+def _above(loss: float, best: float) -> str:
+    """Tell how far a loss is above the best."""
+    if loss == best:
+        return "at the same loss"
+    share = 100 * (loss / best - 1) if best > 0 else math.inf
+    return f"{figure(share, 2)} % above" if share < 100 else f"at {figure(loss)}"
+
+
+def _against(lr: float, asked: float) -> str:
+    """Compare a learning rate with what was asked for.
+
+    >>> _against(0.1, 0.01), _against(0.01, 0.25)
+    ('10 times the 0.01 that you asked for', '25 times below the 0.25 that you asked for')
+    >>> _against(0.0101, 0.01)
+    'close to the 0.01 that you asked for'
+    """
+    if not (0 < asked < math.inf and 0 < lr < math.inf):
+        return f"where you asked for {figure(asked)}"
+    how = f"{figure(lr / asked, 2)} times" if lr > asked else f"{figure(asked / lr, 2)} times below"
+    return f"{'close to' if 0.95 < lr / asked < 1.05 else how} the {figure(asked)} that you asked for"
+
+
+def search_sentence(run: Run) -> str:
+    """Tell how sure the search is, and what it cost; empty if there was none."""
+    search = run.search
+    if search is None:
+        return ""
+    text = ""
+    if should_search_again(search.asked, search.found, search.trials):
+        text = "The search went to its limits. "
+        text += "To be sure, search again with this learning rate as your guess. "
+    elif search.found == search.asked:
+        text = "The search could not tell, so your guess stays. "
+    elif 0 < search.low < search.high < math.inf:
+        low, high = figure(search.low, 2), figure(search.high, 2)
+        text = f"The best learning rate is probably between {low} and {high} (80 %). "
+    return f"{text}The search took {count(search.num_steps, 'step')}."
+
+
+def _training(run: Run) -> str:
+    planned, last = number(run.config.get("steps")), run.last_step
+    who = count(run.num_replicas, "replica") if run.num_replicas else "The replicas"
+    is_short = planned is not None and (last < planned or run.status == "unfinished")
+    steps = f"{last:,} of {count(int(planned or 0), 'step')}" if is_short else count(last, "step")
+    time = f" in {duration(run.seconds)}" if run.seconds is not None else ""
+    if run.status in ("failed", "diverged"):
+        reason = run.result.get("error") or run.result.get("reason")
+        # Without what it says of each replica: the table of results has it in full.
+        reason = re.sub(r" \(replica \d+: [^)]*\)", "", reason).rstrip(".") if isinstance(reason, str) else ""
+        why = f" The reason is this: {reason}." if reason else ""
+        return f"The run {run.status} after {steps}{time}.{why}"
+    if run.status == "unfinished" and not last:
+        return "The run is unfinished. It has not trained yet."
+    done = f"{who} trained for {steps}{time}"
+    if run.status == "stopped":
+        return f"{done}, then the run was stopped."
+    return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
+
+
+def _loss(run: Run) -> str:
+    """Tell where the loss began and where it stands."""
+    known = [loss for _, loss in numbers.evaluated(run)]
+    what, last = "held-out loss", run.final_loss
+    if last is None and not known:
+        known, what = [loss for _, loss in numbers.training_losses(run)], "training loss"
+    if last is None and not known:
+        return ""
+    last = known[-1] if last is None else last
+    if len(known) < 2 or figure(known[0]) == figure(last):
+        was = "was" if run.status == "failed" else "is"
+        return f"The {what} {was} {figure(last)}."
+    verb = "fell" if last < known[0] else "rose"
+    return f"The {what} {verb} from {figure(known[0])} to {figure(last)}."
+
+
+def _moved(run: Run) -> str:
+    """Tell what the guard, or a controller that compares replicas, made of the learning rate."""
+    brakes, found, factors = run.num_brakes, numbers.found_lr(run), numbers.corrections(run)
+    if brakes:
+        often = "once" if brakes == 1 else f"{brakes} times"
+        lowered = f" to {figure(found)}" if found is not None else ""
+        return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
+    if not run.compares:
+        return ""
+    used = [value for name in numbers.learning_rates(run) for value in numbers.base_series(run, name)[1]]
+    if run.config.get("controller") == "paper":
+        last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
+        if not (used and last):
+            return ""
+        ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
+        peak = figure(max(used + last), 2)
+        return f"The controller held the learning rate itself. It peaked at {peak} and ended at {ends}."
+    if not factors:
+        return ""
+    low, high = figure(min(factors)), figure(max(factors))
+    by = f"{low} times the plan" if low == high else f"{low} to {high} times the plan, by parameter group"
+    asks = f", so it asks for a peak of {figure(found)}" if run.search is not None and low == high else ""
+    text = f"The controller ended at {by}{asks}."
+    # A factor that grows while the schedule falls never meets the peak.
+    peak = max((value for value in used if 0 < value < math.inf), default=math.inf)
+    if found is not None and peak < 0.95 * found:
+        text += f" The highest learning rate that a step used is {figure(peak)}."
+    return text
+
+
+def _left_out(run: Run) -> str:
+    num_times = len(run.excluded_events)
+    replicas = sorted({replica for _, replica, _ in run.excluded_events})
+    if len(replicas) == 1:
+        return f"Replica {replicas[0]} was left out of {count(num_times, 'sync')}."
+    if len(replicas) > 5:
+        return f"{len(replicas)} replicas were left out, {num_times} times in all."
+    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}" if replicas else ""
+    return f"Replicas {names} were left out, {num_times} times in all." if names else ""
+
+
+def run_tiles(run: Run) -> Iterable[Tile]:
+    """Key figures of a run; what is unknown has no tile."""
+    found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
+    if found is not None:
+        yield "Learning rate", figure(found), _origin(run, found)
+    if run.final_loss is not None:
+        yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
+    elif trained := numbers.training_losses(run):
+        yield "Training loss", figure(trained[-1][1], 4), run.loss_unit or "last round"
+    yield from _metric_tiles(run)
+    if run.last_step:
+        planned = number(run.config.get("steps"))
+        hints = [f"of {int(planned):,}"] if planned and planned != run.last_step else []
+        hints += [f"in {duration(run.seconds)}"] if run.seconds is not None else []
+        yield "Steps", f"{run.last_step:,}", " ".join(hints)
+    milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
+    if run.seconds and math.isfinite(milliseconds) and milliseconds:
+        share = figure(milliseconds / run.seconds / 10, 2)
+        yield "Time in syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
+
+
+def _metric_tiles(run: Run) -> Iterable[Tile]:
+    """The main metrics of a run."""
+    for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
+        yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
+
+
+def _origin(run: Run, found: float) -> str:
+    """Tell where the learning rate comes from, in a few words."""
+    asked = numbers.asked_lr(run)
+    if run.num_brakes:
+        return f"lowered {count(run.num_brakes, 'time')} by the guard"
+    if len(numbers.group_peaks(run)) > 1:
+        return "peak of the first group"
+    if asked is None or math.isclose(asked, found, rel_tol=1e-6):
+        return "peak, as asked for"
+    if run.compares and run.search is None:
+        mean = "mean of all groups, " if len(set(numbers.corrections(run))) > 1 else ""
+        return f"{mean}as the controller asks"
+    return f"you asked for {figure(asked)}"
+
+
+def comparison_tiles(runs: Sequence[Run]) -> Iterable[Tile]:
+    """Key figures of the best of several runs, and of all together."""
+    losses = _by_loss(runs)
+    if len(losses) > 1 and numbers.are_comparable(runs):
+        loss, best = losses[0]
+        found = numbers.found_lr(best)
+        if found is not None:
+            yield "Learning rate", figure(found), "of the best run"
+        yield "Lowest held-out loss", figure(loss, 4), best.loss_unit
+        yield from _metric_tiles(best)
+    statuses = [run.status for run in runs if run.status not in ("finished", "recorded")]
+    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    yield "Runs", str(len(runs)), ", ".join(counts)
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    if seconds:
+        yield "Time of all runs", duration(math.fsum(seconds)), ""
