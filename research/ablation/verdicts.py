@@ -50,6 +50,15 @@ def sign_of(differences: Sequence[float]) -> tuple[int, float, float]:
     return (0 if abs(mean) <= half else int(math.copysign(1, mean))), mean, half
 
 
+def error_text(half: float, digits: int = 4) -> str:
+    """The half-width of an interval behind a mean; one seed has none.
+
+    >>> error_text(0.25), error_text(math.inf)
+    (' ± 0.2500', ' (one seed)')
+    """
+    return f" ± {half:.{digits}f}" if math.isfinite(half) else " (one seed)"
+
+
 def compare_losses(lower: Result, higher: Result) -> tuple[Verdict, str]:
     """Whether the first row ends lower than the second, and the numbers."""
     names = f"{lower.row.name} {lower.loss_text} against {higher.row.name} {higher.loss_text}"
@@ -65,7 +74,7 @@ def compare_losses(lower: Result, higher: Result) -> tuple[Verdict, str]:
         return "cannot be told", f"{names}: both crash"
     pairs = [(lower.runs[s]["final_loss"], higher.runs[s]["final_loss"]) for s in seeds]
     sign, mean, half = sign_of([b - a for a, b in pairs])
-    return _verdict(sign), f"{names}: lower by {mean:.4f} ± {half:.4f}"
+    return _verdict(sign), f"{names}: lower by {mean:.4f}{error_text(half)}"
 
 
 def _verdict(sign: int) -> Verdict:
@@ -141,5 +150,5 @@ def _decay_order(case: Case, full: Result, number: str) -> Claim:
     gaps = [means["no_decay"] - means["transformer"] for means in by_seed]
     sign, mean, half = sign_of(gaps)
     orders = "; ".join(" < ".join(sorted(means, key=lambda name: means[name])) for means in by_seed)
-    why = f"log LR apart by {mean:.3f} ± {half:.3f}; lowest to highest, by seed: {orders}"
+    why = f"log LR apart by {mean:.3f}{error_text(half, 3)}; lowest to highest, by seed: {orders}"
     return Claim(number, text, _verdict(sign), why)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hdet.errors import HdetError, install_command
-from research.ablation.verdicts import Verdict, sign_of
+from research.ablation.verdicts import Verdict, error_text, sign_of
 from research.claims.experiment import Claims
 from research.claims.studies import EXPLORED, FACTORS, Explored, exploration_name, variants
 from research.compare.ledger import Record
@@ -137,7 +137,7 @@ def _asked(explored: Explored, runs: dict[int, Record]) -> tuple[int, str]:
     if not logs:
         return 0, "-"
     sign, mean, half = sign_of(logs)
-    return sign, f"{mean:+.2f} ± {half:.2f}"
+    return sign, f"{mean:+.2f}{error_text(half, 2)}"
 
 
 # --- claim 7 -----------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _prior(records: Sequence[Record]) -> str:
 def _judged(lower: dict[int, Record], higher: dict[int, Record]) -> str:
     sign, mean, half = _difference(lower, higher)
     verdict: Verdict = "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
-    return f"**{verdict}**" + (f", lower by {mean:.4f} ± {half:.4f}" if math.isfinite(mean) else "")
+    return f"**{verdict}**" + (f", lower by {mean:.4f}{error_text(half)}" if math.isfinite(mean) else "")
 
 
 # --- the mechanism -----------------------------------------------------------------------------------

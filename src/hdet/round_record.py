@@ -70,6 +70,8 @@ class RoundRecord:
     velocity: dict[str, float] = field(default_factory=dict)
     correction: dict[str, float] = field(default_factory=dict)
     """New base over the planned value."""
+    limited: dict[str, str] = field(default_factory=dict)
+    """Hyperparameters whose move was cut, with what has stopped it."""
     base: dict[str, float] = field(default_factory=dict)
     """Base after the sync, for the first step of the next round."""
     base_trace: dict[str, list[float]] = field(default_factory=dict)

@@ -77,7 +77,7 @@ def test_a_controller_that_reaches_its_limit_is_told():
         controller=hdet.Controller(step_size=1.0, momentum=0.0, max_correction=2.0),
         probe=lambda model: model.weight.square().sum(),  # more decay is always better
     )
-    with pytest.warns(hdet.HdetWarning, match=r"moved weight_decay to 0\.2, where max_correction=2 stops it"):
+    with pytest.warns(hdet.HdetWarning, match=r"moved weight_decay to 0\.2, the limit of max_correction=2"):
         for _ in range(10):
             ensemble.step(torch.ones(4, 3))
 
@@ -95,7 +95,7 @@ def test_bounds_that_stop_a_controller_are_told():
         controller=hdet.Controller(step_size=1.0, momentum=0.0),
         probe=lambda model: model.weight.square().sum(),
     )
-    with pytest.warns(hdet.HdetWarning, match="where its bounds stop it"):
+    with pytest.warns(hdet.HdetWarning, match="the limit of its bounds"):
         for _ in range(30):
             ensemble.step(torch.ones(4, 3))
 
@@ -188,3 +188,52 @@ def test_a_copied_scheduler_goes_on_as_the_original_does(duplicate):
     twin.weight, twin.bias = copied.param_groups[0]["params"]
     assert train(twin, copied, again, 27) == train(model, optimizer, scheduler, 27)
     assert torch.equal(twin.weight, model.weight) and math.isfinite(twin.bias.item())
+
+
+# --- a search -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (
+            {"total_steps": 10**12},
+            ValueError,
+            "must be at most 100000000.*not examples or tokens",
+        ),
+        (
+            {"batches": None},
+            TypeError,
+            "batches must be an iterable of batches.* got None",
+        ),
+        ({"probe": torch.zeros(0, 3)}, ValueError, "probe must hold at least one example, got none"),
+    ],
+)
+def test_a_search_names_what_is_wrong(wrong: dict, error: type[Exception], words: str):
+    model, optimizer = build()
+    settings = {"batches": [torch.randn(16, 3)] * 9, "loss": loss_of, "total_steps": 100} | wrong
+    with pytest.raises(error, match=words):
+        hdet.find_lr(model, optimizer, **settings)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def test_a_base_that_had_to_be_halved_is_in_the_records():
+    model, optimizer = build()
+    first, records = model.weight.detach().clone(), hdet.Records()
+    ensemble = hdet.VirtualEnsemble(
+        model,
+        optimizer,
+        loss_of,
+        num_replicas=2,
+        sync_every=1,
+        explore=[hdet.LearningRate(0.9)],
+        controller=hdet.Controller(form="paper", step_size=1.0, momentum=0.0, temperature=1e-9),
+        probe=lambda model: (model.weight - first).abs().sum(),  # the lowest learning rate wins
+        records=records,
+    )
+    for _ in range(3):
+        ensemble.step(torch.ones(4, 3))
+    assert any("must stay above zero" in record.limited.get("lr", "") for record in records)
+    assert all(record.base["lr"] > 0 for record in records)

@@ -160,14 +160,16 @@ class ComparingSteering(Steering):
             places = [record.positions[tunable.name][r] for r in replicas]
             values = [state.base * rho for rho in tunable.multipliers(places)]
             signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
-            state = paper_update(
+            moved = paper_update(
                 state,
                 signal,
                 momentum=self._settings.momentum,
                 step_size=self._settings.step_size,
                 decay=tunable.decay,
             )
-            tunable.hold(state)
+            if moved.velocity == 0 and (signal or state.velocity):
+                record.limited[tunable.name] = "the base must stay above zero, so it was halved"
+            tunable.hold(moved)
             record.signal[tunable.name] = signal
 
     def _correct_bases(self, record: RoundRecord, replicas: Sequence[int], losses: Sequence[float]) -> None:
@@ -188,16 +190,18 @@ class ComparingSteering(Steering):
             )
             tunable.correct(state)
             if tunable.control != state:
-                self._tell_of_limit(tunable, "its bounds stop")
+                record.limited[tunable.name] = "its bounds"
             elif abs(state.base) >= limit:
-                self._tell_of_limit(tunable, f"max_correction={self._settings.max_correction:g} stops")
+                record.limited[tunable.name] = f"max_correction={self._settings.max_correction:g}"
+            if tunable.name in record.limited:
+                self._tell_of_limit(tunable, record.limited[tunable.name])
             record.signal[tunable.name] = signal
 
     def _tell_of_limit(self, tunable: Tunable, limit: str) -> None:
         self._warn(
             f"limit of {tunable.name}",
-            f"the controller has moved {tunable.name} to {tunable.base:.3g}, where {limit} it: a value that "
-            "runs away is seldom a good one. Score replicas on held-out data (probe=), or set bounds",
+            f"the controller has moved {tunable.name} to {tunable.base:.3g}, the limit of {limit}: a value "
+            "that runs away is seldom a good one. Score replicas on held-out data (probe=), or set bounds",
         )
 
     def _decay(self, tunable: Tunable) -> float:

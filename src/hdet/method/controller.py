@@ -239,7 +239,7 @@ class ControllerState(NamedTuple):
 def paper_update(
     state: ControllerState, signal: float, *, momentum: float, step_size: float, decay: float
 ) -> ControllerState:
-    r"""One move of the base as printed (paper, eq. 7), with a guard against a negative base.
+    r"""One move of the base as printed (paper, eq. 7), and kept positive.
 
     .. math:: v' = \beta v + (1-\beta)\Delta, \qquad
               \bar\eta' = \bar\eta (1-\gamma) + \lambda v'

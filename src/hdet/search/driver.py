@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from hdet.checks import require_count, require_number
+from hdet.checks import require_count, require_kind, require_number
 from hdet.errors import NotFiniteError
 from hdet.search.decisions import (
     LEAST_STEPS,
@@ -29,6 +29,8 @@ from hdet.search.found import FoundLR
 
 Batch = TypeVar("Batch")
 
+_MOST_STEPS = 10**8
+"""A larger number is none of optimizer steps. The search would take a million of them."""
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
 
@@ -172,6 +174,8 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     >>> [next(stream) for _ in range(5)]
     [1, 2, 1, 2, 1]
     """
+    is_iterable = isinstance(batches, Iterable)
+    require_kind("batches must be an iterable of batches, such as a DataLoader", batches, is_iterable)
     while True:
         is_empty = True
         for batch in batches:
@@ -193,6 +197,11 @@ def require_length(total_steps: int) -> None:
         remedy="a shorter run cannot afford a search. Count optimizer steps, which are epochs times "
         "len(loader)",
     )
+    if total_steps > _MOST_STEPS:
+        raise ValueError(
+            f"total_steps must be at most {_MOST_STEPS}, got {total_steps}: count optimizer steps, not "
+            "examples or tokens"
+        )
 
 
 def require_guess(name: str, asked: Sequence[float]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Optimizer
 
-from hdet.checks import require_number
+from hdet.checks import require_kind, require_number
 from hdet.replicas.agreement import raising_together, require_same_settings
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE
@@ -92,12 +92,10 @@ def find_lr(
         require_length(total_steps)
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {model!r} of type {type(model).__name__}")
-        if not callable(loss):
-            raise TypeError(
-                f"loss must be a function loss(model, batch), got {loss!r} of type {type(loss).__name__}"
-            )
+        require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
+        require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
+        if probe is not None and size_of(probe) == 0:
+            raise ValueError("probe must hold at least one example, got none: give a batch of held-out data")
         layers = optimizer_layers(optimizer)
         optimizer = layers[-1]
         require_free(optimizer)
