@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -107,10 +107,44 @@ def _number(loss: object) -> float:
     raise ValueError(f"loss of a task must return a tensor with one element, got {got}: return its mean")
 
 
+def four_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Split parameters as the paper's figure 3 does: embedding, no_decay, non_embedding, transformer.
+
+    Tables; biases and norms, which do not decay; matrices outside of ``model.blocks``; matrices inside.
+    """
+    groups: dict[str, dict[str, Any]] = {
+        name: {"name": name, "params": []}
+        for name in ("embedding", "no_decay", "non_embedding", "transformer")
+    }
+    groups["no_decay"]["weight_decay"] = 0.0
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        if parameter in tables:
+            group = "embedding"
+        elif parameter.ndim < 2:
+            group = "no_decay"
+        else:
+            group = "transformer" if name.startswith("blocks.") else "non_embedding"
+        groups[group]["params"].append(parameter)
+    return list(groups.values())
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for the length of the block, and each module back after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+    return fmean(numbers) if numbers else math.nan
 
 
 def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
@@ -230,20 +264,3 @@ def _value_of(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def options_of(task: Task) -> dict[str, Any]:
-    """The options a task was made with, where it is a dataclass: plain values that its constructor takes."""
-    if not dataclasses.is_dataclass(task):
-        return {}
-    fields = [field.name for field in dataclasses.fields(task) if field.init and field.name[0] != "_"]
-    return {name: getattr(task, name) for name in fields if _is_plain(getattr(task, name))}
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON can hold it."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (str, int, float))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hdet.lab.train.pool import Pool, interruptible
+from hdet.lab.pool import Pool, interruptible
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def double(number):
@@ -91,8 +91,8 @@ def test_a_worker_hears_ctrl_c_only_where_a_job_says_so():
 
 SCRIPT = """
 import os, signal, sys
-from hdet.lab.train.pool import Pool
-from hdet.lab.train.signals import stop_on_signal
+from hdet.lab.pool import Pool
+from hdet.lab.pool import stop_on_signal
 from tests.unit.lab.train.test_pool import wait_for_ctrl_c
 
 if __name__ == "__main__":

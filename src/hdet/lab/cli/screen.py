@@ -1,4 +1,4 @@
-"""What the command line shows: progress, tables, errors, JSON."""
+"""What the commands share: options, exit codes, and a screen for progress, tables, errors and JSON."""
 
 from __future__ import annotations
 
@@ -9,24 +9,38 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from hdet.errors import HdetError, HdetWarning
+
+
+class Tracker(str, Enum):
+    """Where records go as well."""
+
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
+TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
+TaskOptions = Annotated[list[str] | None, typer.Option(help="An option of the task: NAME=VALUE. Repeatable.")]
+Seeds = Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")]
+Jobs = Annotated[int, typer.Option(help="Runs at a time. 0 gives one per core.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for the GPU if there is one.")]
+Live = Annotated[
+    bool, typer.Option("--live", help="Write the page again while the run trains, to watch in a browser.")
+]
+Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too. Repeatable.")]
 
 
 class Exit:
@@ -45,8 +59,7 @@ class Exit:
     @classmethod
     def of(cls, status: str) -> int:
         """The code of a run that has ended so."""
-        codes = {"finished": cls.OK, "failed": cls.FAILED, "diverged": cls.DIVERGED, "stopped": cls.STOPPED}
-        return codes[status]
+        return cls.OK if status == "finished" else getattr(cls, status.upper())
 
 
 class Screen:
@@ -82,24 +95,22 @@ class Screen:
     @contextmanager
     def progress(self, total: int, label: str, *, shows_loss: bool = True) -> Iterator[_Bar]:
         """A live bar on a terminal, nothing elsewhere."""
-        columns: list[ProgressColumn] = [
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+        columns = [
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=24),
+            bars.MofNCompleteColumn(),
             _Rate(),
+            *([bars.TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}")] if shows_loss else []),
+            bars.TimeRemainingColumn(),
         ]
-        if shows_loss:
-            columns.append(TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}"))
-        columns.append(TimeRemainingColumn())
         is_shown = self.shows_progress
-        with Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
-            task = progress.add_task(label, total=total, loss="-", lr="-")
-            yield _Bar(progress, task)
+        with bars.Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
+            yield _Bar(progress, progress.add_task(label, total=total, loss="-", lr="-"))
 
 
 class _Bar:
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: bars.Progress, task: Any) -> None:
         self._progress, self._task = progress, task
 
     def begin(self, label: str) -> None:
@@ -110,8 +121,8 @@ class _Bar:
         self._progress.update(self._task, completed=completed, loss=number(loss), lr=number(lr))
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
+class _Rate(bars.ProgressColumn):
+    def render(self, task: bars.Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.1f}/s")
 
@@ -177,3 +188,14 @@ def usage_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("hdet: stopped", file=sys.stderr)
         raise typer.Exit(Exit.STOPPED) from None
+
+
+def write_report(folders: list[Path], out: Path, screen: Screen) -> Path | None:
+    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
+    try:
+        from hdet.lab.page import build_report, read_run
+
+        return build_report([read_run(folder) for folder in folders], out)
+    except (HdetError, OSError, ValueError) as error:
+        screen.say(f"no report: {error}")
+        return None

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import hdet
 from hdet.errors import install_command
-from hdet.lab.train.self_test import SelfTestError, self_test
+from hdet.lab.self_test import SelfTestError, self_test
 
 LOW_DISK_BYTES = 2**30
 
@@ -45,7 +45,7 @@ def examine(
     Args:
         folder: where runs are to be written; it need not exist yet.
         with_self_test: train on two real processes, some seconds; see
-            :func:`hdet.lab.train.self_test.self_test`.
+            :func:`hdet.lab.self_test.self_test`.
         time_limit_seconds: for the self-test.
 
     >>> [check.name for check in examine(with_self_test=False)][:4]
@@ -283,7 +283,7 @@ def _self_test(time_limit_seconds: float) -> Iterable[Check]:
         remedy = (
             "see that processes of this machine may talk over loopback (a firewall, a container), that "
             f"{tempfile.gettempdir()} is on a local disk, and that the machine is not overloaded. "
-            "Again, alone: python -m hdet.lab.train.self_test"
+            "Again, alone: python -m hdet.lab.self_test"
         )
         yield Check(name, "error", f"two processes could not train together: {error}", remedy)
         return

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from hdet.lab.cli.options import Json
-from hdet.lab.cli.output import Screen, usage_errors
+from hdet.lab.cli.screen import Json, Screen, usage_errors
 from hdet.lab.page.words import count as count_of
-from hdet.lab.train.memory_cost import MemoryCost, memory_cost, num_moments_of
-from hdet.lab.train.search_cost import SearchCost, search_cost
-from hdet.lab.train.sync_cost import Plan
-from hdet.lab.train.sync_cost import plan as predict
+from hdet.lab.plan import MOMENTS, MemoryCost, Plan, SearchCost, memory_cost, model_size, search_cost
+from hdet.lab.plan import plan as predict
 from hdet.method.recipe import Recipe
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -65,14 +63,15 @@ def plan(
     with usage_errors():
         count, size = _size_of(parameters, model, dtype)
         recipe = Recipe(total_steps=steps, sync_every=sync_every)
-        are_equal = spread == 0
+        if optimizer not in MOMENTS:
+            raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {optimizer!r}")
         memory = memory_cost(
             count,
             replicas,
             num_shards=shards,
             bytes_per_parameter=size,
-            num_moments=num_moments_of(optimizer),
-            are_equal=are_equal,
+            num_moments=MOMENTS[optimizer],
+            are_equal=spread == 0,
         )
         links = {
             speed: predict(
@@ -84,7 +83,7 @@ def plan(
                 size,
                 latency_ms / 1000,
                 steps,
-                averages=not are_equal,
+                averages=spread != 0,
                 num_shards=shards,
                 memory_bandwidth_bytes_per_second=memory_bandwidth * 1e9,
             )
@@ -93,14 +92,23 @@ def plan(
         search = search_cost(
             steps, replicas, batch_size=batch_size, num_shards=shards, bytes_on_rank=memory.parameters
         )
-    screen.show(_memory_table(memory, count, replicas, shards))
+    of_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
+    title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}{of_ranks}"
+    screen.show(_table(title, ("part", "bytes", "of the parameters"), _memory_rows(memory)))
     if replicas * shards > 1:
-        screen.show(_sync_table(links, recipe.steps_per_round, steps, step_seconds))
-    screen.show(_search_table(search, steps))
+        columns = ("link", "messages", "sent", "seconds", "whole run", "overhead")
+        columns = columns if step_seconds is not None else columns[:-1]
+        title = f"A sync, every {recipe.steps_per_round} steps of {steps}"
+        screen.show(_table(title, columns, [_sync_row(speed, sync) for speed, sync in links.items()]))
+    columns = ("steps", "of the run", "trials at a time", "sent")
+    screen.show(_table("The search", columns, [_search_row(search, steps)]))
     screen.say(
         f"Settings: {latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
         f"{memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
+    # What follows from the time of a step is not known where that was not given.
+    names = ("overhead_percent", "training_seconds", "suggested_sync_every")
+    unknown = dict.fromkeys(names) if step_seconds is None else {}
     screen.give(
         {
             "parameters": count,
@@ -108,30 +116,22 @@ def plan(
             "shards": shards,
             "sync_every": recipe.steps_per_round,
             "memory": asdict(memory),
-            "links": [
-                {"gbit_per_second": speed} | _known(sync, step_seconds) for speed, sync in links.items()
-            ],
+            "links": [{"gbit_per_second": speed} | asdict(links[speed]) | unknown for speed in links],
             "search": asdict(search),
             "settings": {"latency_ms": latency_ms, "memory_bandwidth": memory_bandwidth},
         }
     )
 
 
-def _known(sync: Plan, step_seconds: float | None) -> dict[str, Any]:
-    """Without what follows from the time of a step, where it was not given."""
-    found = asdict(sync)
-    if step_seconds is None:
-        for name in ("overhead_percent", "training_seconds", "suggested_sync_every"):
-            found[name] = None
-    return found
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row[: len(columns)])
+    return table
 
 
-def _memory_table(memory: MemoryCost, count: int, replicas: int, shards: int) -> Table:
-    title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}"
-    if shards > 1:
-        title += f" of {count_of(shards, 'rank')} each"
-    table = Table("part", "bytes", "of the parameters", title=title, title_justify="left")
-    rows = {
+def _memory_rows(memory: MemoryCost) -> list[tuple[str, str, str]]:
+    parts = {
         "training itself: parameters, gradients, moments": memory.training,
         "guard: three copies to go back to": memory.guard,
         "tail: mean of the last steps": memory.tail,
@@ -141,38 +141,24 @@ def _memory_table(memory: MemoryCost, count: int, replicas: int, shards: int) ->
         "hdet, most at a time": memory.peak,
         "hdet, most at a time while saving": memory.peak_while_saving,
     }
-    for what, size in rows.items():
-        table.add_row(what, _bytes(size), f"{size / memory.parameters:.3g}")
-    return table
+    return [(what, _bytes(size), f"{size / memory.parameters:.3g}") for what, size in parts.items()]
 
 
-def _sync_table(links: dict[float, Plan], sync_every: int, steps: int, step_seconds: float | None) -> Table:
-    title = f"A sync, every {sync_every} steps of {steps}"
-    table = Table("link", "messages", "sent", "seconds", "whole run", title=title, title_justify="left")
-    if step_seconds is not None:
-        table.add_column("overhead")
-    for speed, sync in links.items():
-        table.add_row(
-            f"{speed:g} Gbit/s",
-            str(sync.num_collectives_per_sync),
-            _bytes(sync.bytes_per_sync),
-            f"{sync.seconds_per_sync:.3g}",
-            f"{sync.num_syncs} syncs, {sync.sync_seconds:.3g} s",
-            *([] if step_seconds is None else [f"{sync.overhead_percent:.3g} %"]),
-        )
-    return table
-
-
-def _search_table(search: SearchCost, steps: int) -> Table:
-    table = Table("steps", "of the run", "trials at a time", "sent", title="The search", title_justify="left")
-    low, high = search.fewest_steps, search.most_steps
-    table.add_row(
-        f"{low} to {high}",
-        f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %",
-        str(search.trials_at_a_time),
-        _bytes(search.bytes_sent),
+def _sync_row(speed: float, sync: Plan) -> tuple[str, ...]:
+    return (
+        f"{speed:g} Gbit/s",
+        str(sync.num_collectives_per_sync),
+        _bytes(sync.bytes_per_sync),
+        f"{sync.seconds_per_sync:.3g}",
+        f"{sync.num_syncs} syncs, {sync.sync_seconds:.3g} s",
+        f"{sync.overhead_percent:.3g} %",
     )
-    return table
+
+
+def _search_row(search: SearchCost, steps: int) -> tuple[str, ...]:
+    low, high = search.fewest_steps, search.most_steps
+    share = f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %"
+    return f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent)
 
 
 def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tuple[int, int]:
@@ -181,13 +167,7 @@ def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tu
         raise ValueError("give either --parameters or --model, not both and not none")
     if dtype is not None and dtype not in _BYTES:
         raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {dtype!r}")
-    if model is not None:
-        from hdet.lab.train.model_size import model_size  # it needs torch
-
-        count, size = model_size(model)
-    else:
-        assert parameters is not None
-        count, size = _count(parameters), 4
+    count, size = model_size(model) if model is not None else (_count(parameters or ""), 4)
     return count, size if dtype is None else _BYTES[dtype]
 
 

@@ -1,4 +1,4 @@
-"""Two real processes that train, sync and measure: ``python -m hdet.lab.train.self_test``.
+"""Two real processes that train, sync and measure: ``python -m hdet.lab.self_test``.
 
 The processes are started as commands of their own, so it works from any script, also one without a
 ``__main__`` guard. They meet through a file in a temporary folder and talk over loopback.
@@ -98,7 +98,7 @@ def self_test(*, time_limit_seconds: float = 60.0) -> SelfTest:
 
 def _command(rank: int, folder: Path, time_limit_seconds: float) -> list[str]:
     arguments = [str(rank), str(folder), str(time_limit_seconds), str(time.time())]
-    return [sys.executable, "-m", "hdet.lab.train.self_test", *arguments]
+    return [sys.executable, "-m", "hdet.lab.self_test", *arguments]
 
 
 def _environment() -> dict[str, str]:
