@@ -159,11 +159,8 @@ def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
-    if name in BUILT_IN_TASKS:
-        target = BUILT_IN_TASKS[name]
-    elif ":" in name:
-        target = name
-    else:
+    target = BUILT_IN_TASKS.get(name, name)
+    if ":" not in target:
         raise ValueError(
             f"task must be one of {', '.join(BUILT_IN_TASKS)} or path/to/file.py:MyTask, got {name!r}"
         )
@@ -193,22 +190,11 @@ def _named_errors(name: str, what: str) -> Iterator[None]:
             raise ValueError(f"task {name!r} needs scikit-learn: {install_command('cli')}") from error
         if isinstance(error, SyntaxError):
             where, words = f"{error.filename}, line {error.lineno}: ", error.msg
-        else:
-            where, words = _place_of(error), str(error)
+        else:  # the last line of the user's own code, if any was reached
+            places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+            own = [f for f in places if not f[0].startswith(("<", __file__)) and "site-packages" not in f[0]]
+            where, words = (f"{own[-1][0]}, line {own[-1][1]}: " if own else ""), str(error)
         raise ValueError(f"task {name!r} {what}: {where}{type(error).__name__}: {words}") from error
-
-
-def _place_of(error: Exception) -> str:
-    """File and line of the user's code that an error comes from; empty if none was reached."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith("<")
-        and frame.filename != __file__
-        and "site-packages" not in frame.filename
-    ]
-    return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
 
 
 def _module_of_file(path: Path) -> Any:
@@ -222,17 +208,11 @@ def _module_of_file(path: Path) -> Any:
 
 def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
     known = list(inspect.signature(kind).parameters)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    if unknown := sorted(set(options) - set(known)):
         raise ValueError(
             f"option {unknown[0]!r} is not known to task {name!r}: it takes {', '.join(known) or 'none'}"
         )
-    missing = [
-        m
-        for m in ("build_model", "train_batches", "evaluation_batches", "loss")
-        if getattr(getattr(kind, m), "__isabstractmethod__", False)
-    ]
-    if missing:
+    if missing := [method for method in vars(Task) if method in kind.__abstractmethods__]:
         raise ValueError(f"task {name!r} must define {', '.join(missing)}")
     with _named_errors(name, "cannot be built"):
         return kind(**options)
