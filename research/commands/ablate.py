@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hdet.errors import HdetError
-from hdet.lab.cli.screen import Exit, Jobs, Json, Quiet, Screen, Seeds, TaskName, TaskOptions, usage_errors
+from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
+from hdet.lab.cli.screen import Exit, Screen, usage_errors
 from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hdet.errors import HdetError
-from hdet.lab.cli.screen import (
-    Exit,
-    Jobs,
-    Json,
-    Quiet,
-    Screen,
-    Seeds,
-    TaskName,
-    TaskOptions,
-    numbers,
-    usage_errors,
-)
+from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
+from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
 from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:

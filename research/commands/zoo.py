@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hdet.lab.cli.screen import Exit, Jobs, Quiet, Screen, Seeds, numbers, usage_errors
+from hdet.lab.cli.options import Jobs, Quiet, Seeds
+from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
 from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:

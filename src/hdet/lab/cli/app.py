@@ -5,82 +5,32 @@ A command imports torch, and what needs it, in its function, so that ``--help`` 
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import itertools
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 import hdet
 from hdet.checks import require_number
+from hdet.lab.cli.options import Device, Jobs, Json, Live, Quiet, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
-from hdet.lab.cli.screen import (
-    Device,
-    Exit,
-    Jobs,
-    Json,
-    Live,
-    Quiet,
-    Screen,
-    TaskName,
-    TaskOptions,
-    Track,
-    number,
-    numbers,
-    usage_errors,
-    write_report,
-)
+from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
 from hdet.lab.pool import stop_on_signal
 from hdet.lab.train.config import RunConfig
 
-_HINTS: dict[str, Any] = get_type_hints(RunConfig)
+Engine = Enum("Engine", {"virtual": "virtual", "torchrun": "torchrun"}, type=str)
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take the settings of a run as options, before its own, in ``**settings``.
-
-    The sentences under each field of :class:`RunConfig`, up to an empty line, are the help of its option.
-    """
-    source: Any = ast.parse(inspect.getsource(RunConfig)).body[0]
-    helps = {
-        ast.unparse(setting.target): " ".join(ast.literal_eval(words.value).split("\n\n")[0].split())
-        for setting, words in itertools.pairwise(source.body)
-        if isinstance(setting, ast.AnnAssign) and isinstance(words, ast.Expr)
-    }
-    keyword, options = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
-    for field in dataclasses.fields(RunConfig):
-        name, default = field.name, field.default
-        hint: Any = _HINTS[name]
-        if name in ("task_options", "name"):  # a command says how they are given
-            continue
-        if name == "engine":
-            hint = Enum("Engine", {choice: choice for choice in get_args(hint)}, type=str)
-        elif get_origin(hint) is Literal:
-            hint = str  # RunConfig says what it may be
-        elif get_origin(hint) is dict:
-            hint = list[str]
-        if name == "task":
-            default = "feed"
-        elif default in (None, dataclasses.MISSING):
-            hint, default = hint | None, None
-        annotation = Annotated[hint, typer.Option(help=helps[name])]
-        options.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
-    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-    options += [parameter.replace(kind=keyword) for parameter in own]
-    vars(command)["__signature__"] = inspect.Signature(options)
-    return command
-
-
-@takes_settings
+@takes(RunConfig, task="feed", lr=None, steps=None, engine=Engine.virtual)
 def run(
-    option: TaskOptions = None,
+    task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
     name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
@@ -106,7 +56,7 @@ def run(
 
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
-        options = parse_options(option or []) | ({} if log is None else {"log": str(log)})
+        options = parse_options(task_options or []) | ({} if log is None else {"log": str(log)})
         task = load_task(settings["task"], options)
         defaults = {"lr": task.learning_rate, "steps": task.num_steps}
         settings |= {key: value for key, value in defaults.items() if settings[key] is None}
@@ -167,26 +117,42 @@ def resume(
     RunCommand(config, folder, screen, device, track or [], live, is_resumed=is_begun).train_and_report()
 
 
+@dataclass(kw_only=True)
+class _SweepOptions:
+    task: str = "feed"
+    """feed, charlm, digits, quadratic, or path/to/file.py:MyTask."""
+    lrs: str = ""
+    """Learning rates, with commas, in place of a range."""
+    low: float | None = None
+    """Lowest LR (default: a hundredth of the task's)."""
+    high: float | None = None
+    """Highest LR (default: a hundred times the task's)."""
+    per_decade: int = 2
+    """Points per factor of ten."""
+    steps: int | None = None
+    """Optimizer steps (default: the task's)."""
+    replicas: int = 8
+    """Batches per step, as N replicas would take."""
+    optimizer: str = "adamw"
+    """adamw, adam or sgd."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    anneal: str = "linear"
+    """Fall after the warm-up: linear, cosine or none."""
+    warmup: float = 0.1
+    """Share of the steps in which the LR rises."""
+    seed: int = 0
+    """Seed of weights and batches."""
+
+
+@takes(_SweepOptions)
 def sweep(
-    task: TaskName = "feed",
-    lrs: Annotated[str, typer.Option(help="Learning rates, with commas, in place of a range.")] = "",
-    low: Annotated[float | None, typer.Option(help="Lowest LR (default: a hundredth of the task's).")] = None,
-    high: Annotated[
-        float | None, typer.Option(help="Highest LR (default: a hundred times the task's).")
-    ] = None,
-    per_decade: Annotated[int, typer.Option(help="Points per factor of ten.")] = 2,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps (default: the task's).")] = None,
-    replicas: Annotated[int, typer.Option(help="Batches per step, as N replicas would take.")] = 8,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam or sgd.")] = "adamw",
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    anneal: Annotated[str, typer.Option(help="Fall after the warm-up: linear, cosine or none.")] = "linear",
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which the LR rises.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     option: TaskOptions = None,
     jobs: Jobs = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
     is_json: Json = False,
     quiet: Quiet = False,
+    **settings: Any,
 ) -> None:
     """Train with every learning rate of a grid, and mark the best.
 
@@ -199,27 +165,17 @@ def sweep(
 
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
+        asked = _SweepOptions(**settings)
         options = parse_options(option or [])
-        built = load_task(task, options)
-        middle = built.learning_rate
-        low, high = middle / 100 if low is None else low, middle * 100 if high is None else high
-        grid = sorted(numbers("--lrs", lrs)) if lrs else log_grid(low, high, per_decade)
-        config = RunConfig(
-            task=task,
-            task_options=options,
-            lr=grid[0],
-            steps=built.num_steps if steps is None else steps,
-            replicas=replicas,
-            optimizer=optimizer,  # pyright: ignore[reportArgumentType]  # RunConfig checks what is typed
-            weight_decay=weight_decay,
-            anneal=anneal,  # pyright: ignore[reportArgumentType]
-            warmup=warmup,
-            controller="none",
-            find=False,
-            probe=False,
-            seed=seed,
-        )
-        path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{optimizer}-seed{seed}"
+        task = load_task(asked.task, options)
+        low = task.learning_rate / 100 if asked.low is None else asked.low
+        high = task.learning_rate * 100 if asked.high is None else asked.high
+        grid = sorted(numbers("--lrs", asked.lrs)) if asked.lrs else log_grid(low, high, asked.per_decade)
+        settings["steps"] = task.num_steps if asked.steps is None else asked.steps
+        shared = {f.name: settings[f.name] for f in dataclasses.fields(RunConfig) if f.name in settings}
+        shared |= {"controller": "none", "find": False, "probe": False}
+        config = RunConfig(**shared, task_options=options, lr=grid[0])
+        path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
         with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:
             done = run_sweep(config, grid, path, num_jobs=jobs, on_done=bar.update, should_stop=should_stop)
     table = Table("learning rate", "held-out loss", "status", "seconds", box=None, pad_edge=False)

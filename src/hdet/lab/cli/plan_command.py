@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import typer
 from rich.table import Table
 
-from hdet.lab.cli.screen import Json, Screen, usage_errors
+from hdet.lab.cli.options import Json, takes
+from hdet.lab.cli.screen import Screen, numbers, usage_errors
 from hdet.lab.page.words import count as count_of
 from hdet.lab.plan import MOMENTS, MemoryCost, Plan, SearchCost, memory_cost, model_size, search_cost
 from hdet.lab.plan import plan as predict
@@ -18,40 +18,40 @@ from hdet.method.recipe import Recipe
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def plan(
-    replicas: Annotated[int, typer.Option(help="Number of replicas, N.")],
-    parameters: Annotated[
-        str | None, typer.Option(help="Parameters of one replica, such as 125e6 or 7B.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Instead: file.py:function that builds the model. It takes no memory."),
-    ] = None,
-    shards: Annotated[int, typer.Option(help="Ranks that hold a replica together (fully_shard).")] = 1,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of the parameters: float32, bfloat16, float16, float64.")
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, sgd-momentum, adam, adamw, muon or lion.")] = "adamw",
-    steps: Annotated[int, typer.Option(help="Length of the run.")] = 10_000,
-    sync_every: Annotated[int | None, typer.Option(help="Steps per round, T. [default: AutoLR's]")] = None,
-    spread: Annotated[
-        float, typer.Option(help="Of what is explored. Above 0 replicas differ and are averaged.")
-    ] = 0.0,
-    batch_size: Annotated[int, typer.Option(help="Examples of a batch on one rank.")] = 32,
-    step_seconds: Annotated[
-        float | None, typer.Option(help="Time of one training step without hdet, for the overhead.")
-    ] = None,
-    bandwidth: Annotated[
-        str, typer.Option(help="What one rank can send, in Gbit/s; several with commas.")
-    ] = "10,100,400",
-    latency_ms: Annotated[
-        float, typer.Option(help="Time of a collective of one number: about 1 with gloo, 0.05 with NCCL.")
-    ] = 1.0,
-    memory_bandwidth: Annotated[
-        float, typer.Option(help="Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU.")
-    ] = 10.0,
-    is_json: Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class _PlanOptions:
+    replicas: int
+    """Number of replicas, N."""
+    parameters: str | None = None
+    """Parameters of one replica, such as 125e6 or 7B."""
+    model: str | None = None
+    """Instead: file.py:function that builds the model. It takes no memory."""
+    shards: int = 1
+    """Ranks that hold a replica together (fully_shard)."""
+    dtype: str | None = None
+    """Of the parameters: float32, bfloat16, float16, float64."""
+    optimizer: str = "adamw"
+    """sgd, sgd-momentum, adam, adamw, muon or lion."""
+    steps: int = 10_000
+    """Length of the run."""
+    sync_every: int | None = None
+    """Steps per round, T. [default: AutoLR's]"""
+    spread: float = 0.0
+    """Of what is explored. Above 0 replicas differ and are averaged."""
+    batch_size: int = 32
+    """Examples of a batch on one rank."""
+    step_seconds: float | None = None
+    """Time of one training step without hdet, for the overhead."""
+    bandwidth: str = "10,100,400"
+    """What one rank can send, in Gbit/s; several with commas."""
+    latency_ms: float = 1.0
+    """Time of a collective of one number: about 1 with gloo, 0.05 with NCCL."""
+    memory_bandwidth: float = 10.0
+    """Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU."""
+
+
+@takes(_PlanOptions)
+def plan(is_json: Json = False, **settings: Any) -> None:
     """Predict what hdet costs before a run: memory by part, bytes and seconds of syncs, steps of the search.
 
     What does it cost for 7 B parameters on 64 GPUs, as 8 replicas of 8 ranks?
@@ -59,19 +59,21 @@ def plan(
     hdet plan --parameters 7B --dtype bfloat16 --replicas 8 --shards 8 --step-seconds 2 --latency-ms 0.05
     --memory-bandwidth 2000
     """
+    asked = _PlanOptions(**settings)
     screen = Screen(is_json=is_json, is_quiet=False)
+    replicas, shards, steps, step_seconds = asked.replicas, asked.shards, asked.steps, asked.step_seconds
     with usage_errors():
-        count, size = _size_of(parameters, model, dtype)
-        recipe = Recipe(total_steps=steps, sync_every=sync_every)
-        if optimizer not in MOMENTS:
-            raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {optimizer!r}")
+        count, size = _size_of(asked.parameters, asked.model, asked.dtype)
+        recipe = Recipe(total_steps=steps, sync_every=asked.sync_every)
+        if asked.optimizer not in MOMENTS:
+            raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {asked.optimizer!r}")
         memory = memory_cost(
             count,
             replicas,
             num_shards=shards,
             bytes_per_parameter=size,
-            num_moments=MOMENTS[optimizer],
-            are_equal=spread == 0,
+            num_moments=MOMENTS[asked.optimizer],
+            are_equal=asked.spread == 0,
         )
         links = {
             speed: predict(
@@ -81,16 +83,16 @@ def plan(
                 speed * 1e9 / 8,
                 recipe.steps_per_round,
                 size,
-                latency_ms / 1000,
+                asked.latency_ms / 1000,
                 steps,
-                averages=spread != 0,
+                averages=asked.spread != 0,
                 num_shards=shards,
-                memory_bandwidth_bytes_per_second=memory_bandwidth * 1e9,
+                memory_bandwidth_bytes_per_second=asked.memory_bandwidth * 1e9,
             )
-            for speed in _speeds(bandwidth)
+            for speed in numbers("--bandwidth", asked.bandwidth)
         }
         search = search_cost(
-            steps, replicas, batch_size=batch_size, num_shards=shards, bytes_on_rank=memory.parameters
+            steps, replicas, batch_size=asked.batch_size, num_shards=shards, bytes_on_rank=memory.parameters
         )
     of_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
     title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}{of_ranks}"
@@ -103,8 +105,8 @@ def plan(
     columns = ("steps", "of the run", "trials at a time", "sent")
     screen.show(_table("The search", columns, [_search_row(search, steps)]))
     screen.say(
-        f"Settings: {latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
-        f"{memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
+        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
+        f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
     # What follows from the time of a step is not known where that was not given.
     names = ("overhead_percent", "training_seconds", "suggested_sync_every")
@@ -118,7 +120,7 @@ def plan(
             "memory": asdict(memory),
             "links": [{"gbit_per_second": speed} | asdict(links[speed]) | unknown for speed in links],
             "search": asdict(search),
-            "settings": {"latency_ms": latency_ms, "memory_bandwidth": memory_bandwidth},
+            "settings": {"latency_ms": asked.latency_ms, "memory_bandwidth": asked.memory_bandwidth},
         }
     )
 
@@ -169,13 +171,6 @@ def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tu
         raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {dtype!r}")
     count, size = model_size(model) if model is not None else (_count(parameters or ""), 4)
     return count, size if dtype is None else _BYTES[dtype]
-
-
-def _speeds(text: str) -> list[float]:
-    try:
-        return [float(speed) for speed in text.split(",")]
-    except ValueError:
-        raise ValueError(f"bandwidth must be numbers with commas, such as 10,100, got {text!r}") from None
 
 
 def _count(text: str) -> int:

@@ -15,7 +15,8 @@ import typer
 from rich.table import Table
 
 from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
-from hdet.lab.cli.screen import Exit, Screen, Tracker, number, usage_errors, write_report
+from hdet.lab.cli.options import Tracker
+from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
 from hdet.lab.page import LivePage, Run, headline
 from hdet.lab.page.facts import main_metrics
 from hdet.lab.page.words import search_sentence

@@ -81,15 +81,9 @@ class CharLM(Task):
         """A decoder, initialised from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return GPT(
-                self.width,
-                self.num_heads,
-                self.num_layers,
-                self.length,
-                dropout=self.dropout,
-                label_smoothing=self.label_smoothing,
-                attention_scale=self.attention_scale,
-            )
+            scales = ("dropout", "label_smoothing", "attention_scale")
+            sizes = (self.width, self.num_heads, self.num_layers, self.length)
+            return GPT(*sizes, **{name: getattr(self, name) for name in scales})
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Embeddings, biases and norms (without weight decay), the output layer, the blocks' matrices."""

@@ -116,15 +116,8 @@ class Feed(Task):
         """A new ranker."""
         with torch.random.fork_rng(devices=[]):  # torch's modules draw from the caller's generator
             torch.default_generator.manual_seed(derived_seed(seed, "feed model"))
-            return Ranker(
-                num_users=self.num_users,
-                num_items=self.num_items,
-                length=self.length,
-                width=self.width,
-                num_layers=self.num_layers,
-                num_heads=self.num_heads,
-                dropout=self.dropout,
-            )
+            sizes = ("num_users", "num_items", "length", "width", "num_layers", "num_heads", "dropout")
+            return Ranker(**{name: getattr(self, name) for name in sizes})
 
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Events]:
         """See :class:`Task`. The time of the simulated year is the step's."""

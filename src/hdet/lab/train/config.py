@@ -25,15 +25,10 @@ _CountFromZero = Annotated[int, {"at_least": 0}]
 _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 """Settings that may change when a run goes on."""
 
-EXPLORABLE = (
-    "weight_decay",
-    "momentum",
-    "beta2",
-    "epsilon",
-    "dropout",
-    "attention_temperature",
-    "label_smoothing",
-)
+OF_MODELS = ("dropout", "attention_temperature", "label_smoothing")
+"""What can be explored of a model, ..."""
+EXPLORABLE = ("weight_decay", "momentum", "beta2", "epsilon", *OF_MODELS)
+"""... and beside it what an optimizer has."""
 
 
 @dataclass(frozen=True, kw_only=True)

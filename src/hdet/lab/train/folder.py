@@ -82,15 +82,6 @@ class RunFolder:
         if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
             self.checkpoints.rmdir()
 
-    def add_evaluation(
-        self, step: int, train_loss: float | None, metrics: dict[str, float], seconds: float
-    ) -> None:
-        """Append one evaluation of the averaged model."""
-        line = {"step": step, "train_loss": train_loss, "loss": metrics["loss"]}
-        line |= {"metrics": metrics, "seconds": seconds}
-        with self.evaluations.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""

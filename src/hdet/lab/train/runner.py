@@ -185,13 +185,12 @@ class _Run:
                 if step % _LOOK_EVERY == 0 or is_end:
                     self._take_losses()
                     on_progress(step, self._train_loss, self._lr())
-                if not is_end and self._may_stop(step) and trainer.any_process(should_stop()):
+                is_stop = not is_end and self._may_stop(step) and trainer.any_process(should_stop())
+                if is_stop or is_end or step % config.evaluation_interval == 0:
                     self._evaluate()
                     self._save()
+                if is_stop:
                     return self._finish("stopped", "asked to stop")
-                if is_end or step % config.evaluation_interval == 0:
-                    self._evaluate()
-                    self._save()
             if self._evaluated_at != engine.num_steps:  # resumed at the very end
                 self._evaluate()
             on_progress(engine.num_steps, self._train_loss, self._lr())
@@ -208,9 +207,8 @@ class _Run:
     def _may_stop(self, step: int) -> bool:
         """Where a run can be saved without changing it: averaging within a round would."""
         config = self.config
-        differ = config.spread > 0 or bool(config.explore) or config.noise_scale > 0
-        anywhere = not (differ or config.gradients == "local")
-        return step % (_LOOK_EVERY if anywhere else config.sync_every) == 0
+        differ = config.spread or config.explore or config.noise_scale or config.gradients == "local"
+        return step % (config.sync_every if differ else _LOOK_EVERY) == 0
 
     def _lr(self) -> float:
         return max(float(v) for k, v in self.trainer.engine.base.items() if is_learning_rate(k))
@@ -235,7 +233,10 @@ class _Run:
             self.first_loss = self._metrics["loss"]
         if self.trainer.is_main:
             train_loss = self._train_loss if math.isfinite(self._train_loss) else None
-            self.folder.add_evaluation(step, train_loss, _plain(self._metrics), self._seconds())
+            metrics = _plain(self._metrics)
+            line = {"step": step, "train_loss": train_loss, "loss": metrics["loss"], "metrics": metrics}
+            with self.folder.evaluations.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | {"seconds": self._seconds()}) + "\n")
             self.records.write_metrics(step, self._metrics)
 
     def _save(self) -> None:
@@ -274,10 +275,8 @@ class _Run:
         """The peaks as the run has corrected them; the largest base where a controller holds its own."""
         if self.config.controller == "paper":
             records = read_records(self.folder.records) if self.folder.records.exists() else []
-            traces = [record.base_trace.items() for record in records]
-            bases = [
-                max(trace) for items in traces for name, trace in items if trace and is_learning_rate(name)
-            ]
+            traces = [trace for record in records for trace in record.base_trace.items()]
+            bases = [max(values) for name, values in traces if values and is_learning_rate(name)]
             return max(bases, default=self.config.lr)
         return statistics.geometric_mean(self.trainer.engine.found_lr.values())
 
@@ -298,16 +297,9 @@ def task_facts(task: Task) -> dict[str, Any]:
     """What config.json tells about the task beside the settings: of its options those that JSON can hold."""
     fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
     options = {f.name: getattr(task, f.name) for f in fields if f.init and f.name[0] != "_"}
-    kept = {name: value for name, value in options.items() if _is_json(value)}
-    return {"loss_unit": task.loss_unit, "task_settings": _plain(kept)}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+    kinds = (str, int, float, list, tuple, dict, type(None))
+    plain = {name: _plain(value) for name, value in options.items() if isinstance(value, kinds)}
+    return {"loss_unit": task.loss_unit, "task_settings": plain}
 
 
 def _plain(value: Any) -> Any:

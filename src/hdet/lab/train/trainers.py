@@ -20,7 +20,7 @@ from hdet.auto import settings_of
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
-from hdet.lab.train.config import RunConfig
+from hdet.lab.train.config import OF_MODELS, RunConfig
 from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas.rows import join
@@ -75,13 +75,12 @@ class Trainer:
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
         if self._is_virtual:
-            has_static = {"dropout", "attention_temperature", "label_smoothing"} & set(config.explore)
             self._ensemble = hdet.VirtualEnsemble(
                 self.model,
                 optimizer,
                 task.loss,
                 num_replicas=config.replicas,
-                vectorize=task.can_vectorize and not has_static,
+                vectorize=task.can_vectorize and not set(OF_MODELS) & set(config.explore),
                 join_equal=True,  # replicas that do not differ are computed as one, on all their batches
                 probe=(lambda model: task.loss(model, probe)) if config.probe else None,
                 **settings,
@@ -182,19 +181,6 @@ def build_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Optimize
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
-_OF_OPTIMIZERS = {
-    "weight_decay": hdet.WeightDecay,
-    "momentum": hdet.Momentum,
-    "beta2": hdet.Beta2,
-    "epsilon": hdet.Epsilon,
-}
-_OF_MODELS = {
-    "dropout": hdet.Dropout,
-    "attention_temperature": hdet.AttentionTemperature,
-    "label_smoothing": hdet.LabelSmoothing,
-}
-
-
 def _settings(
     config: RunConfig, optimizer: Optimizer, model: nn.Module, found: hdet.FoundLR | None
 ) -> dict[str, Any]:
@@ -206,21 +192,16 @@ def _settings(
     floor, per_group = config.lr / (25 * 1e4), config.per_group
     explore: list[Hyperparameter] = [hdet.LearningRate(config.spread, per_group=per_group, floor=floor)]
     for name, spread in config.explore.items():
-        if name in _OF_MODELS:
-            explore.append(_OF_MODELS[name](model, spread=spread))
-        else:
-            explore.append(_OF_OPTIMIZERS[name](spread, per_group=per_group))
+        kind = getattr(hdet, name.title().replace("_", ""))  # weight_decay is hdet.WeightDecay
+        explore.append(kind(model, spread=spread) if name in OF_MODELS else kind(spread, per_group=per_group))
     settings["explore"] = explore
-    start = config.controller_start
     if config.controller == "none":
         settings["controller"] = None
     elif config.controller == "log":
-        settings["controller"] = hdet.Controller(form="log", start=start)
+        settings["controller"] = hdet.Controller(form="log", start=config.controller_start)
     elif config.controller == "paper":
-        temperature = "auto" if config.temperature is None else config.temperature
-        settings["controller"] = hdet.Controller(
-            form="paper", start=start, decay="floor", temperature=temperature
-        )
+        paper = {"decay": "floor", "temperature": config.temperature or "auto"}
+        settings["controller"] = hdet.Controller(form="paper", start=config.controller_start, **paper)
     return settings
 
 
