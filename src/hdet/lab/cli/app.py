@@ -174,7 +174,7 @@ def sweep(
         settings["steps"] = task.num_steps if asked.steps is None else asked.steps
         shared = {f.name: settings[f.name] for f in dataclasses.fields(RunConfig) if f.name in settings}
         shared |= {"controller": "none", "find": False, "probe": False}
-        config = RunConfig(**shared, task_options=options, lr=grid[0])
+        config = RunConfig(**shared, task_options=options, lr=task.learning_rate)  # each point has its own
         path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
         with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:
             done = run_sweep(config, grid, path, num_jobs=jobs, on_done=bar.update, should_stop=should_stop)

@@ -12,7 +12,7 @@ import torch
 
 from hdet.lab.pool import Pool, interruptible
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def double(number):
@@ -93,7 +93,7 @@ SCRIPT = """
 import os, signal, sys
 from hdet.lab.pool import Pool
 from hdet.lab.pool import stop_on_signal
-from tests.unit.lab.train.test_pool import wait_for_ctrl_c
+from tests.unit.lab.test_pool import wait_for_ctrl_c
 
 if __name__ == "__main__":
     with stop_on_signal() as should_stop, Pool(2) as pool:
