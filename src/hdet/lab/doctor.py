@@ -1,4 +1,4 @@
-"""Whether this machine is ready: versions, cores, backends, devices, extras, disk, and a real self-test."""
+"""Check whether this machine is ready: versions, cores, backends, devices, extras, disk, and a self-test."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class _Need(NamedTuple):
 
 
 def _needs() -> list[_Need]:
-    """What hdet's own metadata ask for; the one list of requirements is pyproject.toml."""
+    """Read what hdet's own metadata ask for; the one list of requirements is pyproject.toml."""
     lines = importlib.metadata.requires("hdet") if _version("hdet") else None
     pattern = r"([\w.-]+)[^;>]*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*['\"]([^'\"]+))?"
     found = [re.match(pattern, line) for line in lines or []]

@@ -1,4 +1,4 @@
-"""What hdet costs, before a run: seconds and bytes of syncs, memory by part, steps of the search."""
+"""Predict what hdet costs, before a run: seconds and bytes of syncs, memory by part, steps of the search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPORT_BYTES = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What :func:`plan` predicts."""
+    """Holds what :func:`plan` predicts."""
 
     num_collectives_per_sync: int
     """The small exchange of losses, and all-reduces of half a bucket each where replicas are averaged."""
@@ -256,7 +256,7 @@ def memory_cost(
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCost:
-    """What :func:`search_cost` predicts."""
+    """Holds what :func:`search_cost` predicts."""
 
     fewest_steps: int
     """Steps of a search whose ramp turns in time."""

@@ -37,7 +37,7 @@ STEPS_PER_ROUND = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """What :func:`self_test` saw, in the process of replica zero. Times are medians."""
+    """Holds what :func:`self_test` saw, in the process of replica zero. Times are medians."""
 
     startup_seconds: float
     """From the start of the processes to the first collective."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 
 def is_rank() -> bool:
-    """Whether torchrun has started this process."""
+    """Tell whether torchrun has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -79,7 +79,7 @@ def _send(processes: Sequence[int], number: int) -> None:
 
 
 def is_launched() -> bool:
-    """Whether :func:`launch` has started this rank. It reads the result, so exit codes are not needed."""
+    """Tell whether :func:`launch` has started this rank. It reads the result, so codes are not needed."""
     return is_rank() and _PIDS in os.environ
 
 
@@ -109,7 +109,7 @@ def in_ranks(path: Path) -> Iterator[Path]:
 
 
 def chosen_device(name: str) -> str:
-    """``auto`` is this process's GPU if there is one."""
+    """Choose the device: ``auto`` is this process's GPU if there is one."""
     if name != "auto":
         try:
             torch.empty(0, device=name)

@@ -36,7 +36,7 @@ from hdet.search.found import FoundLR
 
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
-    """The screen of this process, which is silent on all ranks but zero. Sets the threads of torch too."""
+    """Make the screen of this process, silent on all ranks but zero. Sets the threads of torch too."""
     if is_rank() and os.environ["RANK"] != "0":
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # one rank speaks
         is_json, is_quiet = False, True
@@ -148,7 +148,7 @@ class RunCommand:
         return self._is_searching
 
     def _launch(self) -> int:
-        """One process per replica, each of which goes on with (or begins) the run in the folder."""
+        """Start one process per replica, each of which goes on with (or begins) the run in the folder."""
         if self.create is not None:
             with usage_errors():
                 self.create()  # the ranks read it
@@ -178,7 +178,7 @@ class RunCommand:
 
 
 def _files(folder: Path) -> set[Path]:
-    """The folder and what is in it."""
+    """List the folder and what is in it."""
     return {folder, *folder.iterdir()} if folder.is_dir() else set()
 
 
@@ -203,6 +203,6 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
 
 
 def _told(found: FoundLR) -> str:
-    """What a search has found, in the words of the report."""
+    """Tell what a search has found, in the words of the report."""
     run = Run(path=Path(), name="", search=found.to_record(1).search)
     return f"{headline(run)} {search_sentence(run)}"

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, and a screen for progress, tables, errors and JSON."""
+"""Screen shows progress, tables, errors and JSON; Exit holds the codes that commands end with."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Exit:
 
     @classmethod
     def of(cls, status: str) -> int:
-        """The code of a run that has ended so."""
+        """Give the code of a run that has ended so."""
         return cls.OK if status == "finished" else getattr(cls, status.upper())
 
 
 class Screen:
-    """Where a command writes: people read stderr or the terminal, machines read stdout.
+    """Writes what a command says: people read stderr or the terminal, machines read stdout.
 
     Args:
         is_json: one JSON object on stdout, everything else on stderr.
@@ -53,26 +53,26 @@ class Screen:
         self.console = Console(stderr=is_json, quiet=is_quiet, highlight=False)
 
     def say(self, text: str) -> None:
-        """One line for people; square brackets in it are only that."""
+        """Print one line for people; square brackets in it are only that."""
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
-        """A table for people."""
+        """Print a table for people."""
         self.console.print(table)
 
     def give(self, data: Mapping[str, Any]) -> None:
-        """The object for machines."""
+        """Print the object for machines."""
         if self.is_json:
             print(json.dumps(data), flush=True)
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is a terminal for a bar."""
+        """Tell whether there is a terminal for a bar."""
         return self.console.is_terminal and not self.console.quiet
 
     @contextmanager
     def progress(self, total: int, label: str, *, shows_loss: bool = True) -> Iterator[_Bar]:
-        """A live bar on a terminal, nothing elsewhere."""
+        """Show a live bar on a terminal, nothing elsewhere."""
         columns = [
             bars.SpinnerColumn(),
             bars.TextColumn("{task.description}"),
@@ -92,7 +92,7 @@ class _Bar:
         self._progress, self._task = progress, task
 
     def begin(self, label: str) -> None:
-        """The next phase, from zero on."""
+        """Begin the next phase, from zero on."""
         self._progress.reset(self._task, description=label)
 
     def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
@@ -106,7 +106,7 @@ class _Rate(bars.ProgressColumn):
 
 
 def number(value: object, digits: int = 4) -> str:
-    """A number as people read it.
+    """Write a number as people read it.
 
     >>> number(0.123456), number(3e-5), number(None), number(12)
     ('0.1235', '3e-05', '-', '12')
@@ -117,7 +117,7 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def numbers(flag: str, text: str) -> list[float]:
-    """The numbers of a comma-separated option.
+    """Read the numbers of a comma-separated option.
 
     >>> numbers("--starts", "0.1,1")
     [0.1, 1.0]
@@ -169,7 +169,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def write_report(folders: list[Path], out: Path, screen: Screen) -> Path | None:
-    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
+    """Write the page at the end of a run. A run is not lost because its page cannot be drawn."""
     try:
         from hdet.lab.page import build_report, read_run
 

@@ -289,7 +289,7 @@ class Windows:
 
 
 def _places(begins: np.ndarray) -> np.ndarray:
-    """How many places ago the last beginning was.
+    """Count the places since the last beginning.
 
     >>> _places(np.array([True, False, False, True, False]))
     array([0, 1, 2, 0, 1])

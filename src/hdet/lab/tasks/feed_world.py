@@ -87,12 +87,12 @@ class World:
         self._offsets = self._calibrated(generator)
 
     def taste(self, users: Tensor, times: Tensor) -> Tensor:
-        """What users like at each time, a vector over topics."""
+        """Give what users like at each time, a vector over topics."""
         angle = self._speeds[users] * times.unsqueeze(-1)
         return angle.cos() * self._tastes[0, users] + angle.sin() * self._tastes[1, users]
 
     def season(self, times: Tensor) -> Tensor:
-        """What everybody likes at each time, a vector over topics."""
+        """Give what everybody likes at each time, a vector over topics."""
         return 0.7 * torch.cos(2 * math.pi * times.unsqueeze(-1) + self._phases)
 
     def events(self, num_sequences: int, length: int, *, times: Tensor, generator: torch.Generator) -> Events:

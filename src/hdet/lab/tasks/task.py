@@ -96,7 +96,7 @@ class Task(abc.ABC):
         return next(iter(self.evaluation_batches()))
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """What the model is worth: ``"loss"``, the mean over the batches, and anything else."""
+        """Measure what the model is worth: ``"loss"``, the mean over the batches, and anything else."""
         return {"loss": mean([_number(self.loss(model, batch)) for batch in batches])}
 
 

@@ -26,9 +26,9 @@ _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 """Settings that may change when a run goes on."""
 
 OF_MODELS = ("dropout", "attention_temperature", "label_smoothing")
-"""What can be explored of a model, ..."""
+"""Hyperparameters of a model that can be explored, ..."""
 EXPLORABLE = ("weight_decay", "momentum", "beta2", "epsilon", *OF_MODELS)
-"""... and beside it what an optimizer has."""
+"""... and those of an optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class RunConfig:
         return f"{task}-lr{self.lr:g}-seed{self.seed}"
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What a run that began with the saved settings cannot go on with, each with both values.
+        """List what a run that began with the saved settings cannot go on with, each with both values.
 
         >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
         >>> config.differences(config.to_json() | {"optimizer": "sgd", "replicas": 2})

@@ -33,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig, extra: dict[str, Any]) -> RunFolder:
-        """A new folder; raises if there is a run already."""
+        """Make a new folder; raises if there is a run already."""
         folder = cls(path)
         folder.require_free()
         path.mkdir(parents=True, exist_ok=True)
@@ -54,14 +54,14 @@ class RunFolder:
             )
 
     def read_result(self) -> dict[str, Any] | None:
-        """What the run came to; None if it has not ended."""
+        """Read what the run came to; None if it has not ended."""
         try:
             return json.loads(self.result.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def read_config(self) -> RunConfig:
-        """The settings that the run was started with."""
+        """Read the settings that the run was started with."""
         try:
             data = json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -89,11 +89,11 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is one, sound or not."""
+        """Tell whether there is one, sound or not."""
         return any(self.checkpoints.glob("step-*.pt"))
 
     def open_checkpoint(self) -> Checkpoint:
-        """The newest sound checkpoint, read and checked."""
+        """Open the newest sound checkpoint, read and checked."""
         checkpoint = open_checkpoint(self.checkpoints)
         if checkpoint is None:
             raise ValueError(

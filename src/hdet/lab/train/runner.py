@@ -41,7 +41,7 @@ Status = Literal["finished", "diverged", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to."""
+    """Tells what a run came to."""
 
     status: Status
     final_loss: float | None
@@ -205,7 +205,7 @@ class _Run:
             return self._finish("failed", str(error))
 
     def _may_stop(self, step: int) -> bool:
-        """Where a run can be saved without changing it: averaging within a round would."""
+        """Tell whether a run can be saved here without changing it: averaging within a round would."""
         config = self.config
         differ = config.spread or config.explore or config.noise_scale or config.gradients == "local"
         return step % (config.sync_every if differ else _LOOK_EVERY) == 0
@@ -294,7 +294,7 @@ def evaluate(task: Task, model: nn.Module, device: str = "cpu") -> dict[str, flo
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """What config.json tells about the task beside the settings: of its options those that JSON can hold."""
+    """Tell about the task what config.json has beside the settings: those of its options that are plain."""
     fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
     options = {f.name: getattr(task, f.name) for f in fields if f.init and f.name[0] != "_"}
     kinds = (str, int, float, list, tuple, dict, type(None))

@@ -65,12 +65,11 @@ class Trainer:
         probe = to_device(self._device, task.probe_batch()) if config.probe else None
         self.found = None
         if searches:
-            streams = self._open_streams(
-                0
-            )  # others than those of the run, which is the same without a search
+            streams = self._open_streams(0)  # of its own, so that the run is the same as without a search
             batches = (join(self._batches(streams)) for _ in itertools.count())
-            steps = config.steps
-            self.found = hdet.find_lr(trained, optimizer, batches, task.loss, total_steps=steps, probe=probe)
+            self.found = hdet.find_lr(
+                trained, optimizer, batches, task.loss, total_steps=config.steps, probe=probe
+            )
         settings = _settings(config, optimizer, self.model, self.found)
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
@@ -115,7 +114,7 @@ class Trainer:
         self._ensemble.converge()
 
     def any_process(self, flag: bool) -> bool:
-        """Whether the flag is set in any process. Collective."""
+        """Tell whether the flag is set in any process. Collective."""
         if self._is_virtual:
             return flag
         flags = torch.tensor([float(flag)], device=self._device)
@@ -167,14 +166,14 @@ class _RankEnsemble:
 
 
 def to_device(device: str | torch.device, batch: Any) -> Any:
-    """The batch with all its tensors on the device."""
+    """Put all tensors of a batch on the device."""
     if torch.device(device).type == "cpu":
         return batch
     return pytree.tree_map(lambda leaf: leaf.to(device), batch)
 
 
 def build_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    """The optimizer that the settings name."""
+    """Build the optimizer that the settings name."""
     if config.optimizer == "sgd":
         return SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     kind = AdamW if config.optimizer == "adamw" else Adam
@@ -184,7 +183,7 @@ def build_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Optimize
 def _settings(
     config: RunConfig, optimizer: Optimizer, model: nn.Module, found: hdet.FoundLR | None
 ) -> dict[str, Any]:
-    """The recipe, with what the settings change of it."""
+    """Build the recipe, with what the settings change of it."""
     names = ("warmup", "anneal", "anneal_to", "average_tail", "sync_every")
     recipe = Recipe(total_steps=config.steps, **{name: getattr(config, name) for name in names})
     settings = settings_of(recipe, optimizer, found) | {"seed": config.seed}
@@ -206,7 +205,7 @@ def _settings(
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes that a device has; None where nobody can tell."""
+    """Tell the bytes that a device has; None where nobody can."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
