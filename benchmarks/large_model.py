@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hdet
-from hdet.lab.train.memory_cost import memory_cost
-from hdet.lab.train.memory_meter import MemoryMeter
+from benchmarks.memory_meter import MemoryMeter
+from hdet.lab.plan import memory_cost
 
 STEPS, VOCABULARY, LENGTH, BATCH = 50, 2048, 8, 4
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.lab.train.memory_cost import memory_cost
-from hdet.lab.train.memory_meter import MemoryMeter
+from benchmarks.memory_meter import MemoryMeter
+from hdet.lab.plan import memory_cost
 from tests.helpers.replicas import end_processes, run_replicas
 
 __all__ = ["measure"]

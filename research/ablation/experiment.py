@@ -11,8 +11,8 @@ from typing import Any
 
 from hdet.checks import require_choice, require_count
 from hdet.errors import HdetError
+from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import load_task
-from hdet.lab.train.pool import Pool
 from research.ablation.rules import lattice_lr, next_points
 from research.ablation.summary import GRID, Ablation, best_of, choose, judged, rows_to_run
 from research.ablation.training import train

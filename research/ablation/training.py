@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hdet.errors import AllReplicasFailedError
 from hdet.lab.train.runner import evaluate
-from hdet.lab.train.trainers import VirtualTrainer
+from hdet.lab.train.trainers import Trainer
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
 from hdet.round_record import is_learning_rate
@@ -117,7 +117,7 @@ def _train_replicas(
     job: Job, settings: Mapping[str, Any], losses: list[float], lrs: dict[int, dict[str, float]]
 ) -> nn.Module:
     config = job.config(warmup=_WARMUP, **{"find": False, **settings})
-    trainer = VirtualTrainer(job.task, config, None, "cpu", searches=False)
+    trainer = Trainer(job.task, config, None, "cpu", searches=False)
     engine = trainer.engine
     while engine.num_steps < job.steps:
         base = {name: float(value) for name, value in engine.base.items() if is_learning_rate(name)}

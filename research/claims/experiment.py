@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdet.checks import require_choice, require_count
-from hdet.lab.train.pool import Pool
+from hdet.lab.pool import Pool
 from research.claims.studies import STUDIES
 from research.claims.training import train
 from research.compare.ledger import Ledger, Record, read_ledger, run_missing

@@ -17,7 +17,7 @@ import hdet
 from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
-from hdet.lab.train.trainers import VirtualTrainer, build_optimizer
+from hdet.lab.train.trainers import Trainer, build_optimizer
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
 from hdet.records import RoundRecord
@@ -55,7 +55,7 @@ def train(spec: Record) -> Record:
 
 def _run(task: Task, config: RunConfig) -> tuple[float, list[RoundRecord]]:
     records = hdet.Records()
-    trainer = VirtualTrainer(task, config, records, "cpu")
+    trainer = Trainer(task, config, records, "cpu")
     while trainer.engine.num_steps < config.steps:
         trainer.step()
     trainer.converge()

@@ -9,8 +9,8 @@ import typer
 
 from hdet.errors import HdetError
 from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds
-from hdet.lab.cli.output import Exit, Screen, usage_errors
-from hdet.lab.train.signals import stop_on_signal
+from hdet.lab.cli.screen import Exit, Screen, usage_errors
+from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:
     from research.claims import Claims

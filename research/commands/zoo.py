@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hdet.lab.cli.options import Jobs, Quiet, Seeds
-from hdet.lab.cli.output import Exit, Screen, numbers, usage_errors
-from hdet.lab.train.signals import stop_on_signal
+from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
+from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:
     from research.zoo.problem import Split

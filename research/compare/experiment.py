@@ -10,8 +10,8 @@ from typing import Any
 
 from hdet.checks import require_choice, require_count, require_number
 from hdet.errors import HdetError
+from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import load_task
-from hdet.lab.train.pool import Pool
 from research.compare.ledger import (
     SWEEP,
     Ledger,

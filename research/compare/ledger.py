@@ -16,8 +16,8 @@ from typing import Any
 
 import hdet
 from hdet.errors import HdetError
+from hdet.lab.pool import Pool, interruptible
 from hdet.lab.tasks.task import Task, load_task
-from hdet.lab.train.pool import Pool, interruptible
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
 from research.peers.base import Job

@@ -13,7 +13,7 @@ import torch
 from torch.optim import SGD
 
 from hdet.checks import require_choice
-from hdet.lab.train.pool import Pool
+from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import Recipe
 from research.compare.ledger import Ledger, Record, run_missing

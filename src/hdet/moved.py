@@ -34,7 +34,14 @@ _NOW = {
     "hdet.found_lr": "hdet.search.found",
     "hdet.cli": "hdet.lab.cli",
     "hdet.report": "hdet.lab.page",
+    "hdet.run.doctor": "hdet.lab.doctor",
+    "hdet.run.memory_cost": "hdet.lab.plan",
+    "hdet.run.pool": "hdet.lab.pool",
+    "hdet.run.sweep": "hdet.lab.sweep",
+    "hdet.run.sync_cost": "hdet.lab.plan",
     "hdet.run": "hdet.lab.train",
+    "hdet.tasks.feed.generator": "hdet.lab.tasks.feed_world",
+    "hdet.tasks.feed.ranker": "hdet.lab.tasks.feed_ranker",
     "hdet.tasks": "hdet.lab.tasks",
 }
 """Old and new paths, of modules and of packages with all that is in them. The first that fits counts."""

@@ -15,9 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hdet
 from benchmarks.memory import measure
-from hdet.lab.train.memory_cost import memory_cost
-from hdet.lab.train.memory_meter import MemoryMeter
-from hdet.lab.train.sync_cost import plan
+from benchmarks.memory_meter import MemoryMeter
+from hdet.lab.plan import memory_cost, plan
 
 BUCKET = 25 * 2**20
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hdet.errors import HdetError
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
-from hdet.lab.train.trainers import VirtualTrainer
+from hdet.lab.train.trainers import Trainer
 from research.ablation import Ablation, ablate, claims, read_ablation, table, training
 from research.ablation.figures import write_figures
 from research.ablation.rows import ROWS, between, decay_shape, sync_every
@@ -149,7 +149,7 @@ def test_the_decay_is_the_controllers_own():
     config = RunConfig(
         task="quadratic", lr=0.01, steps=steps, replicas=2, find=False, **settings | {"spread": 0.0}
     )
-    trainer = VirtualTrainer(task, config, None, "cpu")
+    trainer = Trainer(task, config, None, "cpu")
     for step in range(steps):
         (base,) = {float(value) for name, value in trainer.engine.base.items() if name.startswith("lr")}
         assert base == pytest.approx(0.01 * decay_shape(step, steps=steps))

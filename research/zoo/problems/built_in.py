@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hdet.lab.tasks.charlm import CharLM
 from hdet.lab.tasks.feed import Feed
-from hdet.lab.tasks.feed.events import Events
+from hdet.lab.tasks.feed_world import Events
 from research.zoo.problem import Problem
 
 __all__ = ["CharsGpt", "FeedRanker"]

@@ -1,1 +1,1 @@
-"""What trains and shows by itself: tasks, training, page, command line. The library never imports it."""
+"""Train and show: tasks, training, page, command line. The library never imports it."""

@@ -16,7 +16,7 @@ def main() -> None:
 
         print(f"hdet: {error.name} is missing. Install it: {install_command('cli')}", file=sys.stderr)
         raise SystemExit(2) from None
-    from hdet.lab.cli.output import show_warnings_plainly
+    from hdet.lab.cli.screen import show_warnings_plainly
 
     show_warnings_plainly()
     app(prog_name="hdet")

@@ -5,18 +5,252 @@ A command imports torch, and what needs it, in its function, so that ``--help`` 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from typing import Annotated
+import itertools
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 import hdet
-from hdet.lab.cli.doctor import doctor
-from hdet.lab.cli.plan import plan
-from hdet.lab.cli.report import report
-from hdet.lab.cli.resume import resume
-from hdet.lab.cli.run import run
-from hdet.lab.cli.sweep import sweep
+from hdet.checks import require_number
+from hdet.lab.cli.options import Device, Jobs, Json, Live, Quiet, TaskOptions, Track, takes
+from hdet.lab.cli.plan_command import plan
+from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
+from hdet.lab.pool import stop_on_signal
+from hdet.lab.train.config import RunConfig
+
+Engine = Enum("Engine", {"virtual": "virtual", "torchrun": "torchrun"}, type=str)
+
+
+@takes(RunConfig, task="feed", lr=None, steps=None, engine=Engine.virtual)
+def run(
+    task_options: TaskOptions = None,
+    log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
+    name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    live: Live = False,
+    track: Track = None,
+    device: Device = "auto",
+    is_json: Json = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Find the learning rate, train once, and write a report.
+
+    Short trials find the learning rate. The run then has a warm-up and an anneal, and ends with the mean of
+    the weights of its last steps. With --spread above 0, replicas train with different learning rates and
+    average their parameters every T steps. Ctrl-C saves the run, and `hdet resume` goes on with it.
+    """
+    from hdet.lab.cli.launch import is_rank
+    from hdet.lab.cli.run_command import RunCommand, screen_of_rank
+    from hdet.lab.tasks.task import load_task, parse_options
+    from hdet.lab.train.folder import RunFolder
+    from hdet.lab.train.runner import task_facts
+
+    screen = screen_of_rank(is_json, quiet)
+    with usage_errors():
+        options = parse_options(task_options or []) | ({} if log is None else {"log": str(log)})
+        task = load_task(settings["task"], options)
+        defaults = {"lr": task.learning_rate, "steps": task.num_steps}
+        settings |= {key: value for key, value in defaults.items() if settings[key] is None}
+        settings["engine"] = settings["engine"].value
+        settings["explore"] = {
+            what: require_number(f"--explore {what}", spread, at_least=0)
+            for what, spread in parse_options(settings["explore"] or [], "--explore").items()
+        }
+        if is_rank():
+            settings |= {"engine": "torchrun", "replicas": int(os.environ["WORLD_SIZE"])}
+        config = RunConfig(**settings, task_options=options, name=name)
+        if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
+            config = dataclasses.replace(config, controller="none")  # there is nothing to compare
+        folder = RunFolder(out or _free_path(Path("runs") / config.slug))
+        if not overwrite:
+            folder.require_free()
+
+    def create() -> None:
+        if overwrite:
+            folder.remove_run()
+        RunFolder.create(folder.path, config, task_facts(task))
+
+    RunCommand(config, folder.path, screen, device, track or [], live, task, create).train_and_report()
+
+
+def _free_path(path: Path) -> Path:
+    candidates = itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2)))
+    return next(p for p in candidates if not p.exists())
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    live: Live = False,
+    track: Track = None,
+    device: Device = "auto",
+    is_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its last checkpoint.
+
+    It ends bit-exactly as it would have without the stop. A run without a checkpoint begins anew.
+    """
+    from hdet.lab.cli.launch import is_rank
+    from hdet.lab.cli.run_command import RunCommand, screen_of_rank
+    from hdet.lab.train.folder import RunFolder
+
+    screen = screen_of_rank(is_json, quiet)
+    with usage_errors():
+        config = RunFolder(folder).read_config()
+        if is_rank():
+            config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
+        is_begun = RunFolder(folder).has_checkpoint
+        result = RunFolder(folder).read_result()
+        if is_begun and result is not None and result["status"] in ("finished", "diverged"):
+            screen.say(f"{folder} has {result['status']}: there is nothing to go on with")
+            screen.give(result)
+            raise typer.Exit(Exit.of(result["status"]))
+    RunCommand(config, folder, screen, device, track or [], live, is_resumed=is_begun).train_and_report()
+
+
+@dataclass(kw_only=True)
+class _SweepOptions:
+    task: str = "feed"
+    """feed, charlm, digits, quadratic, or path/to/file.py:MyTask."""
+    lrs: str = ""
+    """Learning rates, with commas, in place of a range."""
+    low: float | None = None
+    """Lowest LR (default: a hundredth of the task's)."""
+    high: float | None = None
+    """Highest LR (default: a hundred times the task's)."""
+    per_decade: int = 2
+    """Points per factor of ten."""
+    steps: int | None = None
+    """Optimizer steps (default: the task's)."""
+    replicas: int = 8
+    """Batches per step, as N replicas would take."""
+    optimizer: str = "adamw"
+    """adamw, adam or sgd."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    anneal: str = "linear"
+    """Fall after the warm-up: linear, cosine or none."""
+    warmup: float = 0.1
+    """Share of the steps in which the LR rises."""
+    seed: int = 0
+    """Seed of weights and batches."""
+
+
+@takes(_SweepOptions)
+def sweep(
+    option: TaskOptions = None,
+    jobs: Jobs = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
+    is_json: Json = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Train with every learning rate of a grid, and mark the best.
+
+    Runs that are already in the folder are not repeated. So a sweep that was stopped goes on, and more points
+    refine it.
+    """
+    from hdet.lab.sweep import log_grid
+    from hdet.lab.sweep import sweep as run_sweep
+    from hdet.lab.tasks.task import load_task, parse_options
+
+    screen = Screen(is_json=is_json, is_quiet=quiet)
+    with usage_errors():
+        asked = _SweepOptions(**settings)
+        options = parse_options(option or [])
+        task = load_task(asked.task, options)
+        low = task.learning_rate / 100 if asked.low is None else asked.low
+        high = task.learning_rate * 100 if asked.high is None else asked.high
+        grid = sorted(numbers("--lrs", asked.lrs)) if asked.lrs else log_grid(low, high, asked.per_decade)
+        settings["steps"] = task.num_steps if asked.steps is None else asked.steps
+        shared = {f.name: settings[f.name] for f in dataclasses.fields(RunConfig) if f.name in settings}
+        shared |= {"controller": "none", "find": False, "probe": False}
+        config = RunConfig(**shared, task_options=options, lr=task.learning_rate)  # each point has its own
+        path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
+        with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:
+            done = run_sweep(config, grid, path, num_jobs=jobs, on_done=bar.update, should_stop=should_stop)
+    table = Table("learning rate", "held-out loss", "status", "seconds", box=None, pad_edge=False)
+    for point in done.points:
+        lr, loss = number(point["base_lr"]), number(point["final_loss"], 5)
+        is_best = done.best is not None and point["base_lr"] == done.best["base_lr"]
+        status = point["status"] + (" ← best" if is_best else "")
+        table.add_row(lr, loss, status, f"{point['seconds']:.1f}", style="bold" if is_best else None)
+    screen.show(table)
+    if done.best is not None and done.best["base_lr"] in (grid[0], grid[-1]) and len(grid) > 1:
+        screen.say("the best is at the edge of the grid: widen it with --low or --high")
+    page = write_report([Path(p["run_dir"]) for p in done.points], path / "comparison.html", screen)
+    if page is not None:
+        screen.say(f"report: {page}")
+    screen.give({"points": done.points, "best": done.best, "run_dir": str(path)})
+    if not done.is_complete:
+        screen.say("stopped; the same command goes on")
+        raise typer.Exit(Exit.STOPPED)
+    raise typer.Exit(Exit.OK if done.best is not None else Exit.FAILED)
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or of a sweep. Several runs are compared.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
+    ] = None,
+    live: Live = False,
+    is_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build the page of a run again, or a page that compares several.
+
+    With --live the page is written whenever the files change, until the runs have ended. Ctrl-C ends it too.
+    """
+    from hdet.lab.page import build_report, follow, read_run, runs_within
+
+    screen = Screen(is_json=is_json, is_quiet=quiet)
+    with usage_errors():
+        place = folders[0] if len(folders) == 1 else Path()
+        folders = [run for folder in folders for run in runs_within(folder)]
+        page = out or place / ("report.html" if folders == [place] else "comparison.html")
+        if live:
+            runs = follow(folders, page, on_written=lambda path: screen.say(f"watch: {path}"))
+        else:
+            runs = [read_run(folder) for folder in folders]
+            build_report(runs, page)
+    for run in runs:
+        for note in run.notes:
+            screen.say(f"note: {run.name}: {note}")
+    screen.say(f"report: {page}")
+    screen.give({"report": str(page), "notes": {run.name: run.notes for run in runs}})
+
+
+def doctor(is_json: Json = False) -> None:
+    """Check this machine.
+
+    Shows versions, backends and optional packages, and lets two processes train together.
+    """
+    from hdet.lab.doctor import examine
+
+    screen = Screen(is_json=is_json, is_quiet=False)
+    with screen.console.status("two processes are training together"):
+        checks = examine()
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    table = Table("what", "", "found", box=None, pad_edge=False)
+    for check in checks:
+        detail = check.detail + (f"\n→ {check.remedy}" if check.remedy and check.status != "ok" else "")
+        table.add_row(check.name, f"[{colours[check.status]}]{check.status}[/]", detail.replace("[", "\\["))
+    screen.show(table)
+    screen.give({"checks": [dataclasses.asdict(check) for check in checks]})
+    raise typer.Exit(Exit.FAILED if any(check.status == "error" for check in checks) else Exit.OK)
+
 
 app = typer.Typer(
     help="Find the learning rate, train with it, and see what was found.",

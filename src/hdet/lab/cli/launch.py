@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 
 def is_rank() -> bool:
-    """Whether torchrun has started this process."""
+    """Tell whether torchrun has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -79,7 +79,7 @@ def _send(processes: Sequence[int], number: int) -> None:
 
 
 def is_launched() -> bool:
-    """Whether :func:`launch` has started this rank. It reads the result, so exit codes are not needed."""
+    """Tell whether :func:`launch` has started this rank. It reads the result, so codes are not needed."""
     return is_rank() and _PIDS in os.environ
 
 
@@ -90,36 +90,26 @@ def hears_signals() -> None:
 
 
 @contextmanager
-def in_ranks(path: Path | None) -> Iterator[Path | None]:
+def in_ranks(path: Path) -> Iterator[Path]:
     """Join the other ranks for the length of the block; yields rank zero's path."""
     if not is_rank():
         yield path
         return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if backend == "nccl":
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group(backend)
+    dist.init_process_group("nccl" if has_gpu else "gloo")
     try:
-        yield _path_of_rank_zero(path)
+        shared = [str(path)]
+        dist.broadcast_object_list(shared, src=0)
+        yield Path(shared[0])
         dist.barrier()  # a rank that leaves while others still talk breaks their connections
     finally:
         dist.destroy_process_group()
 
 
-def _path_of_rank_zero(path: Path | None) -> Path:
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    text = str(path).encode() if dist.get_rank() == 0 else b""
-    length = torch.tensor([len(text)], device=device)
-    dist.broadcast(length, src=0)
-    letters = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
-    if text:
-        letters.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(letters, src=0)
-    return Path(bytes(letters.tolist()).decode())
-
-
 def chosen_device(name: str) -> str:
-    """``auto`` is this process's GPU if there is one."""
+    """Choose the device: ``auto`` is this process's GPU if there is one."""
     if name != "auto":
         try:
             torch.empty(0, device=name)

@@ -1,9 +1,14 @@
-"""Options that several commands share."""
+"""Options of the commands: those that several share, and those that are the fields of a dataclass."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
@@ -17,7 +22,9 @@ class Tracker(str, Enum):
 
 
 TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
-TaskOptions = Annotated[list[str] | None, typer.Option(help="An option of the task: NAME=VALUE. Repeatable.")]
+TaskOptions = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the task: NAME=VALUE. Repeatable.")
+]
 Seeds = Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")]
 Jobs = Annotated[int, typer.Option(help="Runs at a time. 0 gives one per core.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
@@ -27,3 +34,46 @@ Live = Annotated[
     bool, typer.Option("--live", help="Write the page again while the run trains, to watch in a browser.")
 ]
 Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too. Repeatable.")]
+
+
+def takes(settings: type, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the fields of a dataclass as options, in ``**settings``, before those of its own.
+
+    The sentences under each field, up to an empty line, are the help of its option. A dictionary is given as
+    NAME=VALUE, several times. Words are not checked here: the dataclass says what they may be.
+
+    Args:
+        settings: the dataclass.
+        defaults: of options, where they are not those of the fields.
+    """
+    source: Any = ast.parse(inspect.getsource(settings)).body[0]
+    helps = {
+        ast.unparse(field.target): " ".join(ast.literal_eval(words.value).split("\n\n")[0].split())
+        for field, words in itertools.pairwise(source.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr)
+    }
+    hints: dict[str, Any] = get_type_hints(settings)
+    options = []
+    for field in dataclasses.fields(settings):
+        hint, default = hints[field.name], defaults.get(field.name, field.default)
+        if get_origin(hint) is Literal:
+            hint = type(default)  # a word, or one of an Enum
+        elif get_origin(hint) is dict:
+            hint, default = list[str], None
+        if default is None:
+            hint = hint | None
+        option = Annotated[hint, typer.Option(help=helps[field.name])]
+        default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+        options.append(inspect.Parameter(field.name, _KEYWORD, default=default, annotation=option))
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        given = {parameter.name: parameter.replace(kind=_KEYWORD) for parameter in own}
+        before = [option for option in options if option.name not in given]
+        vars(command)["__signature__"] = inspect.Signature([*before, *given.values()])
+        return command
+
+    return with_options
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hdet.checks import require_count, require_number
 from hdet.explore.module_attributes import AttentionScale
-from hdet.lab.tasks.task import Task, batch_generator, mean
+from hdet.lab.tasks.task import Task, batch_generator, four_groups, mean
 from hdet.method.fan_out import derived_seed
 
 _VOCABULARY = 128  # ASCII; the few other characters become "?"
@@ -81,32 +81,13 @@ class CharLM(Task):
         """A decoder, initialised from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return GPT(
-                self.width,
-                self.num_heads,
-                self.num_layers,
-                self.length,
-                dropout=self.dropout,
-                label_smoothing=self.label_smoothing,
-                attention_scale=self.attention_scale,
-            )
+            scales = ("dropout", "label_smoothing", "attention_scale")
+            sizes = (self.width, self.num_heads, self.num_layers, self.length)
+            return GPT(*sizes, **{name: getattr(self, name) for name in scales})
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Embeddings, biases and norms (without weight decay), the output layer, the blocks' matrices."""
-        groups: dict[str, list[nn.Parameter]] = {
-            name: [] for name in ("embedding", "no_decay", "non_embedding", "transformer")
-        }
-        for name, parameter in model.named_parameters():
-            if parameter.ndim < 2:
-                groups["no_decay"].append(parameter)
-            elif name.startswith(("token", "position")):
-                groups["embedding"].append(parameter)
-            else:
-                groups["transformer" if name.startswith("blocks") else "non_embedding"].append(parameter)
-        return [
-            {"name": name, "params": parameters} | ({"weight_decay": 0.0} if name == "no_decay" else {})
-            for name, parameters in groups.items()
-        ]
+        return four_groups(model)
 
     def train_batches(
         self, *, seed: int, replica: int = 0, start: int = 0

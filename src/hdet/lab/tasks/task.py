@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class Task(abc.ABC):
         return next(iter(self.evaluation_batches()))
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """What the model is worth: ``"loss"``, the mean over the batches, and anything else."""
+        """Measure what the model is worth: ``"loss"``, the mean over the batches, and anything else."""
         return {"loss": mean([_number(self.loss(model, batch)) for batch in batches])}
 
 
@@ -107,10 +107,44 @@ def _number(loss: object) -> float:
     raise ValueError(f"loss of a task must return a tensor with one element, got {got}: return its mean")
 
 
+def four_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Split parameters as the paper's figure 3 does: embedding, no_decay, non_embedding, transformer.
+
+    Tables; biases and norms, which do not decay; matrices outside of ``model.blocks``; matrices inside.
+    """
+    groups: dict[str, dict[str, Any]] = {
+        name: {"name": name, "params": []}
+        for name in ("embedding", "no_decay", "non_embedding", "transformer")
+    }
+    groups["no_decay"]["weight_decay"] = 0.0
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        if parameter in tables:
+            group = "embedding"
+        elif parameter.ndim < 2:
+            group = "no_decay"
+        else:
+            group = "transformer" if name.startswith("blocks.") else "non_embedding"
+        groups[group]["params"].append(parameter)
+    return list(groups.values())
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for the length of the block, and each module back after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+    return fmean(numbers) if numbers else math.nan
 
 
 def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
@@ -125,11 +159,8 @@ def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
-    if name in BUILT_IN_TASKS:
-        target = BUILT_IN_TASKS[name]
-    elif ":" in name:
-        target = name
-    else:
+    target = BUILT_IN_TASKS.get(name, name)
+    if ":" not in target:
         raise ValueError(
             f"task must be one of {', '.join(BUILT_IN_TASKS)} or path/to/file.py:MyTask, got {name!r}"
         )
@@ -159,22 +190,11 @@ def _named_errors(name: str, what: str) -> Iterator[None]:
             raise ValueError(f"task {name!r} needs scikit-learn: {install_command('cli')}") from error
         if isinstance(error, SyntaxError):
             where, words = f"{error.filename}, line {error.lineno}: ", error.msg
-        else:
-            where, words = _place_of(error), str(error)
+        else:  # the last line of the user's own code, if any was reached
+            places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+            own = [f for f in places if not f[0].startswith(("<", __file__)) and "site-packages" not in f[0]]
+            where, words = (f"{own[-1][0]}, line {own[-1][1]}: " if own else ""), str(error)
         raise ValueError(f"task {name!r} {what}: {where}{type(error).__name__}: {words}") from error
-
-
-def _place_of(error: Exception) -> str:
-    """File and line of the user's code that an error comes from; empty if none was reached."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith("<")
-        and frame.filename != __file__
-        and "site-packages" not in frame.filename
-    ]
-    return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
 
 
 def _module_of_file(path: Path) -> Any:
@@ -188,17 +208,11 @@ def _module_of_file(path: Path) -> Any:
 
 def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
     known = list(inspect.signature(kind).parameters)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    if unknown := sorted(set(options) - set(known)):
         raise ValueError(
             f"option {unknown[0]!r} is not known to task {name!r}: it takes {', '.join(known) or 'none'}"
         )
-    missing = [
-        m
-        for m in ("build_model", "train_batches", "evaluation_batches", "loss")
-        if getattr(getattr(kind, m), "__isabstractmethod__", False)
-    ]
-    if missing:
+    if missing := [method for method in vars(Task) if method in kind.__abstractmethods__]:
         raise ValueError(f"task {name!r} must define {', '.join(missing)}")
     with _named_errors(name, "cannot be built"):
         return kind(**options)
@@ -230,20 +244,3 @@ def _value_of(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def options_of(task: Task) -> dict[str, Any]:
-    """The options a task was made with, where it is a dataclass: plain values that its constructor takes."""
-    if not dataclasses.is_dataclass(task):
-        return {}
-    fields = [field.name for field in dataclasses.fields(task) if field.init and field.name[0] != "_"]
-    return {name: getattr(task, name) for name in fields if _is_plain(getattr(task, name))}
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON can hold it."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (str, int, float))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hdet.checks import require_choice, require_count, require_flag, require_number
 from hdet.method.recipe import Recipe
@@ -16,24 +17,25 @@ from hdet.search.decisions import LEAST_STEPS
 _CHOSEN: Any = None
 """A default that depends on the controller; see :meth:`RunConfig.__post_init__`."""
 
+_Positive = Annotated[float, {"above": 0}]
+_NotNegative = Annotated[float, {"at_least": 0}]
+_Share = Annotated[float, {"at_least": 0, "below": 1}]
+_CountFromZero = Annotated[int, {"at_least": 0}]
+
 _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 """Settings that may change when a run goes on."""
 
-EXPLORABLE = (
-    "weight_decay",
-    "momentum",
-    "beta2",
-    "epsilon",
-    "dropout",
-    "attention_temperature",
-    "label_smoothing",
-)
+OF_MODELS = ("dropout", "attention_temperature", "label_smoothing")
+"""Hyperparameters of a model that can be explored, ..."""
+EXPLORABLE = ("weight_decay", "momentum", "beta2", "epsilon", *OF_MODELS)
+"""... and those of an optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of one training; plain values only, so that a folder can keep them as JSON.
 
+    They are the options of ``hdet run``, and the first sentences under each are its help.
     The defaults are those of :class:`hdet.AutoLR`, and of ``hdet run``.
 
     >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
@@ -42,59 +44,87 @@ class RunConfig:
     """
 
     task: str
-    """A built-in task or ``path/to/file.py:MyTask``."""
+    """feed, charlm, digits, quadratic, or path/to/file.py:MyTask."""
     task_options: dict[str, Any] = field(default_factory=dict)
-    lr: float
-    """Peak learning rate of the plan."""
+    """Arguments of the task."""
+    lr: _Positive
+    """Your guess of the learning rate (default: the task's).
+
+    It is the peak of the plan."""
     steps: int
-    """Optimizer steps."""
+    """Optimizer steps (default: the task's)."""
     replicas: int = 8
+    """Number of replicas, N."""
     engine: Literal["virtual", "torchrun"] = "virtual"
-    """All replicas in this process, or one process each under torchrun."""
-    gradients: Literal["shared", "local"] = "shared"
+    """All replicas in this process, or one process each."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    weight_decay: float = 0.0
-    momentum: float = 0.9
-    """Of SGD."""
+    """adamw, adam or sgd."""
+    weight_decay: _NotNegative = 0.0
+    """Weight decay."""
+    momentum: _Share = 0.9
+    """Momentum of sgd."""
     anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
-    anneal_to: float = _CHOSEN
-    """Share of the peak at which the anneal ends; 0.15 with a tail, else 0."""
-    average_tail: float = _CHOSEN
-    """Share of the steps, the last ones, whose weights are averaged over time into the final ones; 0.075
-    with the guard, else 0."""
-    warmup: float = _CHOSEN
-    """Share of the steps in which the learning rate rises; 0.4 with the guard, else 0.1."""
-    spread: float = _CHOSEN
-    """Half-width of the replicas' learning rates around the plan, 0 for equal replicas; 1/9 where a
-    controller compares replicas, else 0."""
+    """Fall after the warm-up: linear, cosine or none."""
+    anneal_to: Annotated[float, {"at_least": 0, "at_most": 1}] = _CHOSEN
+    """Share of the peak at which the anneal ends (default: 0.15 with a tail, else 0)."""
+    average_tail: _Share = _CHOSEN
+    """Average the weights over this share of the steps, the last ones (default: 0.075 with the guard, else
+    0)."""
+    warmup: _Share = _CHOSEN
+    """Share of the steps in which the LR rises (default: 0.4 with guard, else 0.1)."""
+    spread: _Share = _CHOSEN
+    """How far the replicas' LRs reach to both sides of the plan (default: 1/9 with a controller that compares
+    replicas, else 0)."""
     per_group: bool = False
-    """Whether each parameter group has its own learning-rate factor and correction."""
+    """Give each parameter group a factor of its own."""
     explore: dict[str, float] = field(default_factory=dict)
-    """Spreads of further hyperparameters."""
+    """Explore another hyperparameter too: NAME=SPREAD, such as weight_decay=0.5. Repeatable."""
+    gradients: Literal["shared", "local"] = "shared"
+    """shared: replicas step with the mean. local: each with its own."""
     sync_every: int = _CHOSEN
-    """Steps per round, T; with the guard fewer than 25 in a short run, and more in a long one, else 25."""
+    """Steps per round, T (default: 25, or by length with the guard).
+
+    With the guard there are fewer than 25 in a short run, and more in a long one."""
     find: bool = _CHOSEN
-    """Find the learning rate before the run, with :func:`hdet.find_lr`; if the run is long enough."""
+    """Find the LR by short trials before the run (default: if the run has 50 steps or more).
+
+    See :func:`hdet.find_lr`."""
     controller: Literal["guard", "log", "paper", "none"] = "guard"
-    controller_start: int = 0
+    """guard: if the run collapses, go back and lower the LR. log: move the LR by comparing replicas. paper:
+    the same by eq. 7. none: follow the plan."""
+    controller_start: _CountFromZero = 0
     """Step from which the controller acts."""
     temperature: float | None = None
-    """Softness of the replicas' weights in the paper's controller; None for the spread of their losses."""
+    """Temperature of the paper's controller (default: how far losses differ)."""
     probe: bool = True
-    """Compare replicas on one held-out batch, not on their own training losses."""
-    noise_scale: float = 0.0
-    """Perturb each replica's start by this share of the weights' size (warm start)."""
-    seed: int = 0
-    evaluate_every: int = 0
-    """Steps between evaluations of the averaged model, rounded up to whole rounds; 0 for about 20 of them.
-    With as many as there are steps, there is one at the end only."""
+    """Compare replicas on one held-out batch, not on their training losses."""
+    noise_scale: _NotNegative = 0.0
+    """Noise on each replica's first weights.
+
+    A share of the weights' size; see :func:`hdet.warm_start`."""
+    seed: _CountFromZero = 0
+    """Seed of weights, batches and assignments."""
+    evaluate_every: _CountFromZero = 0
+    """Steps between evaluations. 0 gives about 20 evaluations.
+
+    Rounded up to whole rounds. With as many as there are steps, there is one at the end only."""
     name: str = ""
+    """Name in the report (default: the folder's name)."""
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, above=0)
-        require_count("steps", self.steps)
-        require_count("replicas", self.replicas)
-        require_choice("controller", self.controller, ("guard", "log", "paper", "none"))
+        for name, hint in _HINTS.items():
+            value = getattr(self, name)
+            kind, limits = get_args(hint) if get_origin(hint) is Annotated else (hint, {})
+            if value is None and getattr(RunConfig, name, ...) is None:
+                continue  # it is chosen below
+            if get_origin(kind) is Literal:
+                require_choice(name, value, get_args(kind))
+            elif kind is bool:
+                require_flag(name, value)
+            elif kind is int:
+                require_count(name, value, **limits)
+            elif kind is float:
+                require_number(name, value, **limits)
         is_guarded, compares = self.controller == "guard", self.controller in ("log", "paper")
         self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
         self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
@@ -102,26 +132,8 @@ class RunConfig:
         self._choose("spread", 1 / 9 if compares else 0.0)
         self._choose("sync_every", Recipe(total_steps=self.steps).steps_per_round if is_guarded else 25)
         self._choose("find", self.steps >= LEAST_STEPS)
-        require_choice("engine", self.engine, ("virtual", "torchrun"))
-        require_choice("gradients", self.gradients, ("shared", "local"))
-        require_choice("optimizer", self.optimizer, ("adamw", "adam", "sgd"))
-        require_number("weight_decay", self.weight_decay, at_least=0)
-        require_number("momentum", self.momentum, at_least=0, below=1)
-        require_choice("anneal", self.anneal, ("linear", "cosine", "none"))
-        require_number("anneal_to", self.anneal_to, at_least=0, at_most=1)
-        require_number("average_tail", self.average_tail, at_least=0, below=1)
-        require_number("warmup", self.warmup, at_least=0, below=1)
-        require_number("spread", self.spread, at_least=0, below=1)
-        require_flag("per_group", self.per_group)
-        require_count("sync_every", self.sync_every)
-        require_flag("find", self.find)
-        require_count("controller_start", self.controller_start, at_least=0)
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
-        require_flag("probe", self.probe)
-        require_number("noise_scale", self.noise_scale, at_least=0)
-        require_count("seed", self.seed, at_least=0)
-        require_count("evaluate_every", self.evaluate_every, at_least=0)
         for name, spread in self.explore.items():
             if name == "lr":
                 raise ValueError(
@@ -129,10 +141,8 @@ class RunConfig:
                     f"write --spread {spread:g}"
                 )
             require_choice("explore", name, EXPLORABLE)
-            if name in ("beta2", "epsilon"):  # on the log scale
-                require_number(f"explore {name}", spread, at_least=0)
-            else:
-                require_number(f"explore {name}", spread, at_least=0, below=1)
+            is_log = name in ("beta2", "epsilon")
+            require_number(f"explore {name}", spread, at_least=0, below=math.inf if is_log else 1)
         if self.explore and self.controller == "paper":
             raise ValueError(
                 "controller must be log, guard or none where more than the learning rate is explored, got "
@@ -164,7 +174,7 @@ class RunConfig:
         return f"{task}-lr{self.lr:g}-seed{self.seed}"
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What a run that began with the saved settings cannot go on with, each with both values.
+        """List what a run that began with the saved settings cannot go on with, each with both values.
 
         >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
         >>> config.differences(config.to_json() | {"optimizer": "sgd", "replicas": 2})
@@ -186,3 +196,6 @@ class RunConfig:
         """The settings of a folder; keys that this version does not know are left out."""
         known = {f.name for f in dataclasses.fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in known})
+
+
+_HINTS = get_type_hints(RunConfig, include_extras=True)

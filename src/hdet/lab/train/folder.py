@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import hdet
-from hdet.checkpoints import Checkpoint, open_checkpoint, save_checkpoint
+from hdet.checkpoints import Checkpoint, open_checkpoint
 from hdet.lab.train.config import RunConfig
 
 
@@ -33,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig, extra: dict[str, Any]) -> RunFolder:
-        """A new folder; raises if there is a run already."""
+        """Make a new folder; raises if there is a run already."""
         folder = cls(path)
         folder.require_free()
         path.mkdir(parents=True, exist_ok=True)
@@ -50,18 +50,18 @@ class RunFolder:
         if self.config.exists():
             raise ValueError(
                 f"out must be a folder without a run, got {str(self.path)!r}: give another --out, go on with "
-                f"'hdet resume {shlex.quote(str(self.path))}', or pass --overwrite"
+                f"'{self.resume_command}', or pass --overwrite"
             )
 
     def read_result(self) -> dict[str, Any] | None:
-        """What the run came to; None if it has not ended."""
+        """Read what the run came to; None if it has not ended."""
         try:
             return json.loads(self.result.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def read_config(self) -> RunConfig:
-        """The settings that the run was started with."""
+        """Read the settings that the run was started with."""
         try:
             data = json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -82,31 +82,18 @@ class RunFolder:
         if self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
             self.checkpoints.rmdir()
 
-    def add_evaluation(
-        self, step: int, train_loss: float | None, metrics: dict[str, float], seconds: float
-    ) -> None:
-        """Append one evaluation of the averaged model."""
-        line = {
-            "step": step,
-            "train_loss": train_loss,
-            "loss": metrics["loss"],
-            "metrics": metrics,
-            "seconds": seconds,
-        }
-        with self.evaluations.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
+        return f"hdet resume {shlex.quote(str(self.path))}"
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is one, sound or not."""
+        """Tell whether there is one, sound or not."""
         return any(self.checkpoints.glob("step-*.pt"))
 
-    def save_checkpoint(self, step: int, **parts: Any) -> None:
-        """Save the parts; see :func:`hdet.save_checkpoint`. The last two stay."""
-        save_checkpoint(self.checkpoints, step=step, keep=2, **parts)
-
     def open_checkpoint(self) -> Checkpoint:
-        """The newest sound checkpoint, read and checked."""
+        """Open the newest sound checkpoint, read and checked."""
         checkpoint = open_checkpoint(self.checkpoints)
         if checkpoint is None:
             raise ValueError(

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import os
-import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from hdet.checkpoints import Checkpoint
+from hdet.checkpoints import Checkpoint, save_checkpoint
 from hdet.errors import AllReplicasFailedError, CheckpointError, HdetWarning, warn
-from hdet.lab.tasks.task import Task, load_task, options_of
+from hdet.lab.tasks.task import Task, evaluation_mode, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder, write_json
-from hdet.lab.train.trainers import RankTrainer, Trainer, VirtualTrainer, to_device
+from hdet.lab.train.trainers import Trainer, to_device
 from hdet.method.fan_out import derived_seed
-from hdet.records import JsonlSink, RecordSink, RoundRecord, Tee, read_records
+from hdet.records import JsonlSink, RecordSink, Tee, read_records
 from hdet.replicas.copies import generator_states, restore_generators
 from hdet.round_record import is_learning_rate
 from hdet.search.found import FoundLR
@@ -38,21 +39,8 @@ Status = Literal["finished", "diverged", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a run is, for a progress bar."""
-
-    step: int
-    steps: int
-    loss: float
-    """Mean training loss of the last steps."""
-    base_lr: float
-    evaluation: float | None
-    """Last held-out loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to."""
+    """Tells what a run came to."""
 
     status: Status
     final_loss: float | None
@@ -70,7 +58,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite become None."""
-        return _plain(asdict(self))
+        return _plain(dataclasses.asdict(self))
 
 
 def run(
@@ -79,8 +67,7 @@ def run(
     *,
     resume: bool = False,
     sinks: Sequence[RecordSink] = (),
-    on_progress: Callable[[Progress], None] = lambda _: None,
-    on_record: Callable[[RoundRecord], None] = lambda _: None,
+    on_progress: Callable[[int, float, float], None] = lambda step, loss, lr: None,
     on_found: Callable[[FoundLR], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda text: warn(text, HdetWarning),
     should_stop: Callable[[], bool] = lambda: False,
@@ -97,8 +84,8 @@ def run(
         folder: where everything goes.
         resume: go on from the folder's checkpoint.
         sinks: take every record too.
-        on_progress: called every few steps on every rank.
-        on_record: called for every record on rank zero.
+        on_progress: called every few steps on every rank: step, mean training loss of the last steps, and
+            learning rate.
         on_found: called on rank zero with what the search before the run has found.
         on_note: called on rank zero with what is worth saying about a checkpoint; it warns by default.
         should_stop: asked every few steps; a run that is stopped converges and saves.
@@ -110,23 +97,20 @@ def run(
     with _own_randomness(config):
         task = task or load_task(config.task, config.task_options)
         checkpoint = _checkpoint(config, folder, on_note) if resume else None
-        watch = _Watch(Tee(JsonlSink(folder.records), *sinks), on_record)
-        trainer: Trainer = (VirtualTrainer if config.engine == "virtual" else RankTrainer)(
-            task, config, watch, device, searches=config.find and not resume
-        )
+        records = Tee(JsonlSink(folder.records), *sinks)
+        trainer = Trainer(task, config, records, device, searches=config.find and not resume)
         on_ready()
         if trainer.found is not None and trainer.is_main:
-            watch.write(trainer.found.to_record(config.replicas))
+            records.write(trainer.found.to_record(config.replicas))
             on_found(trainer.found)
-        seconds_before, first_loss = 0.0, math.nan
+        this = _Run(task, config, folder, trainer, records, device)
         if checkpoint is not None:
             checkpoint.load_into(trainer=trainer)
-            seconds_before, first_loss = checkpoint.values["seconds"], checkpoint.values["first_loss"]
+            this.seconds_before = checkpoint.values["seconds"]
+            this.first_loss = checkpoint.values["first_loss"]
             if trainer.is_main:  # those of other ranks are not saved
                 restore_generators(checkpoint.values["generators"])
-        return _Run(task, config, folder, trainer, watch, seconds_before, first_loss, device).train(
-            on_progress, should_stop
-        )
+        return this.train(on_progress, should_stop)
 
 
 _VALUES = ("settings", "seconds", "generators", "first_loss")
@@ -167,48 +151,29 @@ def _own_randomness(config: RunConfig) -> Iterator[None]:
         restore_generators(before)
 
 
-class _Watch:
-    """Takes the engine's records and passes them on."""
-
-    def __init__(self, sinks: Tee, on_record: Callable[[RoundRecord], None]) -> None:
-        self._sinks, self._on_record = sinks, on_record
-
-    def write(self, record: RoundRecord) -> None:
-        self._sinks.write(record)
-        self._on_record(record)
-
-    def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        self._sinks.write_metrics(step, metrics)
-
-
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        task: Task,
-        config: RunConfig,
-        folder: RunFolder,
-        trainer: Trainer,
-        watch: _Watch,
-        seconds_before: float,
-        first_loss: float,
-        device: str,
-    ) -> None:
-        self._task, self._config, self._folder, self._trainer, self._watch = (
-            task,
-            config,
-            folder,
-            trainer,
-            watch,
-        )
-        self._seconds_before, self._start, self._device = seconds_before, time.monotonic(), device
-        self._first_loss = first_loss
+    task: Task
+    config: RunConfig
+    folder: RunFolder
+    trainer: Trainer
+    records: Tee
+    device: str
+    seconds_before: float = 0.0
+    first_loss: float = math.nan
+    """Held-out loss before the first step."""
+
+    def __post_init__(self) -> None:
+        self._start = time.monotonic()
         self._losses: list[torch.Tensor] = []
         self._train_loss = math.nan
         self._metrics: dict[str, float] = {}
         self._evaluated_at = -1
 
-    def train(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> Result:
-        config, engine, trainer = self._config, self._trainer.engine, self._trainer
+    def train(
+        self, on_progress: Callable[[int, float, float], None], should_stop: Callable[[], bool]
+    ) -> Result:
+        config, engine, trainer = self.config, self.trainer.engine, self.trainer
         try:
             if engine.num_steps == 0 and config.evaluation_interval < config.steps:
                 self._evaluate()
@@ -218,20 +183,19 @@ class _Run:
                 is_end = step >= config.steps
                 if step % _LOOK_EVERY == 0 or is_end:
                     self._take_losses()
-                    on_progress(self._progress(step))
-                if not is_end and self._may_stop(step) and trainer.any_process(should_stop()):
+                    on_progress(step, self._train_loss, self._lr())
+                is_stop = not is_end and self._may_stop(step) and trainer.any_process(should_stop())
+                if is_stop or is_end or step % config.evaluation_interval == 0:
                     self._evaluate()
                     self._save()
+                if is_stop:
                     return self._finish("stopped", "asked to stop")
-                if is_end or step % config.evaluation_interval == 0:
-                    self._evaluate()
-                    self._save()
             if self._evaluated_at != engine.num_steps:  # resumed at the very end
                 self._evaluate()
-            on_progress(self._progress(engine.num_steps))
+            on_progress(engine.num_steps, self._train_loss, self._lr())
             if not math.isfinite(self._metrics["loss"]):
                 return self._finish("failed", "the held-out loss is not finite: lower --lr")
-            first, last = self._first_loss, self._metrics["loss"]
+            first, last = self.first_loss, self._metrics["loss"]
             if last - first > _DIVERGED * abs(first):
                 reason = f"the held-out loss was {first:.4g} at first and is {last:.4g} now: lower --lr"
                 return self._finish("diverged", reason)
@@ -240,20 +204,13 @@ class _Run:
             return self._finish("failed", str(error))
 
     def _may_stop(self, step: int) -> bool:
-        """Where a run can be saved without changing it: averaging within a round would."""
-        config = self._config
-        differ = config.spread > 0 or bool(config.explore) or config.noise_scale > 0
-        anywhere = not (differ or config.gradients == "local")
-        return step % (_LOOK_EVERY if anywhere else config.sync_every) == 0
+        """Tell whether a run can be saved here without changing it: averaging within a round would."""
+        config = self.config
+        differ = config.spread or config.explore or config.noise_scale or config.gradients == "local"
+        return step % (config.sync_every if differ else _LOOK_EVERY) == 0
 
-    def _progress(self, step: int) -> Progress:
-        return Progress(
-            step=step,
-            steps=self._config.steps,
-            loss=self._train_loss,
-            base_lr=max(float(v) for k, v in self._trainer.engine.base.items() if is_learning_rate(k)),
-            evaluation=self._metrics.get("loss"),
-        )
+    def _lr(self) -> float:
+        return max(float(v) for k, v in self.trainer.engine.base.items() if is_learning_rate(k))
 
     def _take_losses(self) -> None:
         if self._losses:
@@ -261,37 +218,42 @@ class _Run:
             self._losses = []
 
     def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._start
+        return self.seconds_before + time.monotonic() - self._start
 
     def _evaluate(self) -> None:
         self._take_losses()
-        step = self._trainer.engine.num_steps
+        step = self.trainer.engine.num_steps
         if step:  # not before the first one: a warm start would be lost
-            self._trainer.converge()
-        with self._trainer.engine.base_values():
-            self._metrics = evaluate(self._task, self._trainer.model, self._device)
+            self.trainer.converge()
+        with self.trainer.engine.base_values():
+            self._metrics = evaluate(self.task, self.trainer.model, self.device)
         self._evaluated_at = step
         if step == 0:
-            self._first_loss = self._metrics["loss"]
-        if self._trainer.is_main:
+            self.first_loss = self._metrics["loss"]
+        if self.trainer.is_main:
             train_loss = self._train_loss if math.isfinite(self._train_loss) else None
-            self._folder.add_evaluation(step, train_loss, _plain(self._metrics), self._seconds())
-            self._watch.write_metrics(step, self._metrics)
+            metrics = _plain(self._metrics)
+            line = {"step": step, "train_loss": train_loss, "loss": metrics["loss"], "metrics": metrics}
+            with self.folder.evaluations.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | {"seconds": self._seconds()}) + "\n")
+            self.records.write_metrics(step, self._metrics)
 
     def _save(self) -> None:
         # Replicas have converged, so that one rank's state is everybody's.
-        if self._trainer.is_main and math.isfinite(self._metrics["loss"]):
-            self._folder.save_checkpoint(
-                self._trainer.engine.num_steps,
-                trainer=self._trainer,
-                settings=self._config.to_json(),
+        if self.trainer.is_main and math.isfinite(self._metrics["loss"]):
+            save_checkpoint(
+                self.folder.checkpoints,
+                step=self.trainer.engine.num_steps,
+                keep=2,
+                trainer=self.trainer,
+                settings=self.config.to_json(),
                 seconds=self._seconds(),
                 generators=generator_states(),
-                first_loss=self._first_loss,
+                first_loss=self.first_loss,
             )
 
     def _finish(self, status: Status, reason: str = "") -> Result:
-        config = self._config
+        config = self.config
         loss = math.nan if status == "failed" else self._metrics["loss"]
         result = Result(
             status=status,
@@ -299,40 +261,30 @@ class _Run:
             metrics=_plain(self._metrics),
             found_lr=self._found_lr(),
             base_lr=config.lr,
-            steps=self._trainer.engine.num_steps,
+            steps=self.trainer.engine.num_steps,
             seconds=self._seconds(),
-            run_dir=str(self._folder.path),
+            run_dir=str(self.folder.path),
             reason=reason,
         )
-        if self._trainer.is_main:
-            write_json(self._folder.result, result.to_json())
+        if self.trainer.is_main:
+            write_json(self.folder.result, result.to_json())
         return result
 
     def _found_lr(self) -> float:
         """The peaks as the run has corrected them; the largest base where a controller holds its own."""
-        if self._config.controller == "paper":
-            records = read_records(self._folder.records) if self._folder.records.exists() else []
-            bases = [
-                lr
-                for r in records
-                for n, trace in r.base_trace.items()
-                if is_learning_rate(n)
-                for lr in trace
-            ]
-            return max(bases, default=self._config.lr)
-        return statistics.geometric_mean(self._trainer.engine.found_lr.values())
+        if self.config.controller == "paper":
+            records = read_records(self.folder.records) if self.folder.records.exists() else []
+            traces = [trace for record in records for trace in record.base_trace.items()]
+            bases = [max(values) for name, values in traces if values and is_learning_rate(name)]
+            return max(bases, default=self.config.lr)
+        return statistics.geometric_mean(self.trainer.engine.found_lr.values())
 
 
 @torch.no_grad()
 def evaluate(task: Task, model: nn.Module, device: str = "cpu") -> dict[str, float]:
     """The task's metrics on its evaluation batches, in evaluation mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluation_mode(model):
         metrics = task.metrics(model, [to_device(device, batch) for batch in task.evaluation_batches()])
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if "loss" not in metrics:
         raise ValueError(
             f"metrics of task {type(task).__name__} must hold 'loss', got {sorted(metrics)}: add it"
@@ -341,13 +293,12 @@ def evaluate(task: Task, model: nn.Module, device: str = "cpu") -> dict[str, flo
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """What config.json tells about the task beside the settings."""
-    return {"loss_unit": task.loss_unit, "task_settings": _plain(options_of(task))}
-
-
-def resume_hint(folder: RunFolder) -> str:
-    """The command that goes on with a run."""
-    return f"hdet resume {shlex.quote(str(folder.path))}"
+    """Tell about the task what config.json has beside the settings: those of its options that are plain."""
+    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+    options = {f.name: getattr(task, f.name) for f in fields if f.init and f.name[0] != "_"}
+    kinds = (str, int, float, list, tuple, dict, type(None))
+    plain = {name: _plain(value) for name, value in options.items() if isinstance(value, kinds)}
+    return {"loss_unit": task.loss_unit, "task_settings": plain}
 
 
 def _plain(value: Any) -> Any:

@@ -120,6 +120,7 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--low", "0"], "--low must be a number above 0, got 0.0"),
         (["--low", "1", "--high", "0"], "--high must be a number of at least 1, got 0.0"),
         (["--per-decade", "0"], "--per-decade must be an integer of at least 1, got 0"),
+        (["--low", "2", "--high", "2.1"], "must hold at least one learning rate, got none: widen --low and"),
     ):
         _, err = hdet("sweep", "--task", "quadratic", *arguments, expect=2)
         assert message in err

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.lab.tasks import load_task
-from hdet.lab.tasks.feed import Feed
-from hdet.lab.tasks.feed.events import TARGETS, Events
-from hdet.lab.tasks.feed.generator import BASE_RATES, World
-from hdet.lab.tasks.feed.logs import read_log
-from hdet.lab.tasks.feed.scores import auc, normalized_entropy
+from hdet.lab.tasks.feed import Feed, auc, normalized_entropy
+from hdet.lab.tasks.feed_logs import read_log
+from hdet.lab.tasks.feed_world import BASE_RATES, TARGETS, Events, World
 
 TASK = Feed()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import hdet
+from hdet.lab.sweep import log_grid, run_many, sweep
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import run, task_facts
-from hdet.lab.train.sweep import log_grid, run_many, sweep
 from hdet.records import Records
 from tests.helpers.replicas import run_replicas
 
@@ -261,9 +261,7 @@ def test_dropout_repeats_itself_and_resumes(tmp_path):
     again, _ = start(tmp_path, "again", config)
     other, _ = start(tmp_path, "other", dataclasses.replace(config, seed=1))
     assert whole.final_loss == again.final_loss != other.final_loss
-    seen = []
-    stopped, folder = start(
-        tmp_path, "stopped", config, should_stop=lambda: bool(seen), on_record=seen.append
-    )
+    seen = hdet.Records()
+    stopped, folder = start(tmp_path, "stopped", config, should_stop=lambda: bool(seen), sinks=[seen])
     assert stopped.status == "stopped"
     assert run(config, folder, resume=True).final_loss == whole.final_loss

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from hdet.errors import install_command
-from hdet.lab.train import doctor, self_test
-from hdet.lab.train.doctor import Check, examine
-from hdet.lab.train.self_test import SelfTestError
+from hdet.lab import doctor, self_test
+from hdet.lab.doctor import Check, examine
+from hdet.lab.self_test import SelfTestError
 
 
 def checks_by_name(**settings: object) -> dict[str, Check]:
@@ -27,7 +27,7 @@ def checks_by_name(**settings: object) -> dict[str, Check]:
 # No __main__ guard, and a file in the way that a child must not take for the library.
 SCRIPT = """
 import dataclasses, json
-from hdet.lab.train.doctor import examine
+from hdet.lab.doctor import examine
 print(json.dumps([dataclasses.asdict(check) for check in examine("runs")]))
 """
 

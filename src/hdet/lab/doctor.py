@@ -1,4 +1,4 @@
-"""Whether this machine is ready: versions, cores, backends, devices, extras, disk, and a real self-test."""
+"""Check whether this machine is ready: versions, cores, backends, devices, extras, disk, and a self-test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import hdet
 from hdet.errors import install_command
-from hdet.lab.train.self_test import SelfTestError, self_test
+from hdet.lab.self_test import SelfTestError, self_test
 
 LOW_DISK_BYTES = 2**30
 
@@ -45,7 +45,7 @@ def examine(
     Args:
         folder: where runs are to be written; it need not exist yet.
         with_self_test: train on two real processes, some seconds; see
-            :func:`hdet.lab.train.self_test.self_test`.
+            :func:`hdet.lab.self_test.self_test`.
         time_limit_seconds: for the self-test.
 
     >>> [check.name for check in examine(with_self_test=False)][:4]
@@ -66,15 +66,11 @@ def examine(
         looks["self-test"] = lambda: _self_test(time_limit_seconds)
     checks: list[Check] = []
     for name, look in looks.items():
-        checks += _attempt(name, look)
+        try:
+            checks += look()
+        except Exception as error:  # noqa: PERF203
+            checks.append(Check(name, "error", f"could not be examined: {type(error).__name__}: {error}"))
     return checks
-
-
-def _attempt(name: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
-    try:
-        return list(look())
-    except Exception as error:
-        return [Check(name, "error", f"could not be examined: {type(error).__name__}: {error}")]
 
 
 # --- what is installed -----------------------------------------------------------------------------------
@@ -86,14 +82,11 @@ def _python() -> Iterable[Check]:
 
 
 def _hdet() -> Iterable[Check]:
-    detail = f"{hdet.__version__} at {Path(hdet.__file__).parent}"
-    try:
-        installed = importlib.metadata.version("hdet")
-    except importlib.metadata.PackageNotFoundError:
+    detail, installed = f"{hdet.__version__} at {Path(hdet.__file__).parent}", _version("hdet")
+    if installed is None:
         detail += ", not installed as a package: its requirements cannot be examined"
         yield Check("hdet", "warning", detail, "pip install hdet, or pip install -e . in its folder")
-        return
-    if installed != hdet.__version__:
+    elif installed != hdet.__version__:
         detail += f", but {installed} is what pip installed"
         yield Check("hdet", "warning", detail, "install it again: pip install --force-reinstall hdet")
     else:
@@ -101,13 +94,13 @@ def _hdet() -> Iterable[Check]:
 
 
 def _required(name: str) -> Iterable[Check]:
-    least = {need.name: need.least for need in _needs() if not need.extra}.get(name, ())
+    least = next((need.least for need in _needs() if (need.name, need.extra) == (name, "")), "")
     version = _version(name)
     if version is None:
-        yield Check(name, "error", "not installed", f"pip install '{name}>={_text(least)}'")
-    elif _numbers(version) < least:
-        detail = f"{version}, but hdet needs {_text(least)} or later"
-        yield Check(name, "error", detail, f"pip install --upgrade '{name}>={_text(least)}'")
+        yield Check(name, "error", "not installed", f"pip install '{name}>={least}'")
+    elif _numbers(version) < _numbers(least):
+        detail = f"{version}, but hdet needs {least} or later"
+        yield Check(name, "error", detail, f"pip install --upgrade '{name}>={least}'")
     else:
         yield Check(name, "ok", version)
 
@@ -118,55 +111,40 @@ _FOR_DEVELOPERS = ("dev", "docs", "examples", "research", "zoo")
 
 def _extras() -> Iterable[Check]:
     """One check per extra, and one for all that are absent. Nothing is imported."""
-    absent = []
     by_extra: dict[str, list[_Need]] = {}
     for need in _needs():
         if need.extra not in ("", *_FOR_DEVELOPERS) and need.name != "hdet":
             by_extra.setdefault(need.extra, []).append(need)
+    absent = [extra for extra, needs in by_extra.items() if not any(_version(need.name) for need in needs)]
     for extra, needs in by_extra.items():
-        if all(_version(need.name) is None for need in needs):
-            absent.append(extra)
+        if extra in absent:
             continue
-        found, is_old, is_missing = [], False, False
-        for need in needs:
-            version = _version(need.name)
-            if version is None:
-                is_missing = True
-                found.append(f"{need.name} not installed")
-            elif _numbers(version) < need.least:
-                is_old = True
-                found.append(f"{need.name} {version} is older than {_text(need.least)}")
-            else:
-                found.append(f"{need.name} {version}")
-        remedy = install_command(extra) if is_old or is_missing else ""
-        yield Check(f"extra {extra}", "warning" if is_old else "ok", ", ".join(found), remedy)
+        versions = {need: _version(need.name) for need in needs}
+        found = [f"{need.name} {version or 'not installed'}" for need, version in versions.items()]
+        old = [
+            need for need, version in versions.items() if version and _numbers(version) < _numbers(need.least)
+        ]
+        for need in old:
+            found[needs.index(need)] += f" is older than {need.least}"
+        remedy = "" if all(versions.values()) and not old else install_command(extra)
+        yield Check(f"extra {extra}", "warning" if old else "ok", ", ".join(found), remedy)
     if absent:
         remedy = f"only if you need one: {install_command(absent[0])}"
         yield Check("other extras", "ok", f"not installed: {', '.join(absent)}", remedy)
 
 
-@dataclass(frozen=True)
-class _Need:
+class _Need(NamedTuple):
     name: str
-    least: tuple[int, ...]
+    least: str
     extra: str
 
 
 def _needs() -> list[_Need]:
-    """What hdet's own metadata ask for; the one list of requirements is pyproject.toml."""
-    try:
-        lines = importlib.metadata.requires("hdet") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    needs = []
-    for line in lines:
-        wanted, _, marker = line.partition(";")
-        name = re.match(r"[\w.-]+", wanted)
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
-        if name is not None:
-            least = _numbers(wanted.partition(">=")[2].strip())
-            needs.append(_Need(name[0], least, extra[1] if extra else ""))
-    return needs
+    """Read what hdet's own metadata ask for; the one list of requirements is pyproject.toml."""
+    lines = importlib.metadata.requires("hdet") if _version("hdet") else None
+    pattern = r"([\w.-]+)[^;>]*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*['\"]([^'\"]+))?"
+    found = [re.match(pattern, line) for line in lines or []]
+    return [_Need(*need.groups("")) for need in found if need is not None]
 
 
 def _version(name: str) -> str | None:
@@ -186,10 +164,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
-def _text(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
-
-
 # --- the machine -----------------------------------------------------------------------------------------
 
 
@@ -202,9 +176,11 @@ def _cores() -> Iterable[Check]:
         # torchrun sets it to 1 where it is not set.
         shown += f"not set: processes use {torch.get_num_threads()} threads each unless torchrun starts them"
         yield Check("cores", "ok", shown, remedy if num_cores > 1 else "")
-    elif not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", setting) or int(setting.split(",")[0]) < 1:
+        return
+    count = re.fullmatch(r"\s*(\d+)(\s*,\s*\d+)*\s*", setting)
+    if count is None or int(count[1]) < 1:
         yield Check("cores", "warning", shown + f"is {setting!r}, which is not a number of threads", remedy)
-    elif int(setting.split(",")[0]) > num_cores:
+    elif int(count[1]) > num_cores:
         yield Check("cores", "warning", shown + f"is {setting}, more threads than cores", remedy)
     else:
         yield Check("cores", "ok", shown + f"is {setting}")
@@ -215,11 +191,7 @@ def _backends() -> Iterable[Check]:
         remedy = "install a torch with torch.distributed; virtual replicas work without it"
         yield Check("backends", "error", "this torch has no torch.distributed", remedy)
         return
-    available = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-    }
+    available = {name: getattr(dist, f"is_{name}_available")() for name in ("gloo", "nccl", "mpi")}
     detail = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in available.items())
     if not any(available.values()):
         yield Check("backends", "error", detail, "install a torch with gloo or nccl")
@@ -234,11 +206,9 @@ def _devices() -> Iterable[Check]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_cuda = _num_cuda_devices()
-        found = [f"cuda {num_cuda}"]
-        if num_cuda:
-            found[0] += f" ({', '.join(sorted({torch.cuda.get_device_name(i) for i in range(num_cuda)}))})"
-    found += [f"mps {int(torch.backends.mps.is_available())}", "cpu 1"]
-    detail = ", ".join(found)
+        names = sorted({torch.cuda.get_device_name(i) for i in range(num_cuda)})
+    cuda = f"cuda {num_cuda}" + (f" ({', '.join(names)})" if names else "")
+    detail = f"{cuda}, mps {int(torch.backends.mps.is_available())}, cpu 1"
     if caught:  # such as a driver that is too old
         detail += "; torch says: " + "; ".join(str(warning.message) for warning in caught)
         yield Check("devices", "warning", detail, "update the driver, or install the torch that fits it")
@@ -260,9 +230,8 @@ def _folder(folder: Path) -> Iterable[Check]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = "choose another folder, or make this one writable"
-        yield Check("folder", "error", f"{shown} cannot be written to: {reason}", remedy)
+        detail = f"{shown} cannot be written to: {error.strerror or error}"
+        yield Check("folder", "error", detail, "choose another folder, or make this one writable")
         return
     num_free = shutil.disk_usage(folder).free
     detail = f"{shown} can be written to, {num_free / 2**30:.1f} GiB free"
@@ -283,7 +252,7 @@ def _self_test(time_limit_seconds: float) -> Iterable[Check]:
         remedy = (
             "see that processes of this machine may talk over loopback (a firewall, a container), that "
             f"{tempfile.gettempdir()} is on a local disk, and that the machine is not overloaded. "
-            "Again, alone: python -m hdet.lab.train.self_test"
+            "Again, alone: python -m hdet.lab.self_test"
         )
         yield Check(name, "error", f"two processes could not train together: {error}", remedy)
         return

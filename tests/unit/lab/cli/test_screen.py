@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from hdet.errors import HdetWarning
-from hdet.lab.cli.output import show_warnings_plainly
+from hdet.lab.cli.screen import show_warnings_plainly
 
 
 def test_a_warning_of_hdet_is_one_line_and_others_are_as_python_shows_them(monkeypatch):

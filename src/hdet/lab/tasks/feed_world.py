@@ -1,14 +1,17 @@
-"""World: a simulated feed whose users and items drift over a year."""
+"""Events, the batch of the feed task, and World, which draws them from a simulated year."""
 
 from __future__ import annotations
 
 import math
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from hdet.lab.tasks.feed.events import Events
 from hdet.method.fan_out import derived_seed
+
+TARGETS = ("contribution", "like", "dwell")
+"""What the ranker predicts, in the order of the last dim of ``actions``."""
 
 BASE_RATES = (0.05, 0.12, 0.35)
 """Mean rates of contribution, like and long dwell over the year."""
@@ -17,6 +20,21 @@ NUM_TOPICS = 8
 SESSION_LENGTH = 8.0  # mean number of events
 STEEPNESS = (1.2, 1.1, 0.9)  # s_k: what one unit of utility adds to the log-odds
 FATIGUE = (0.7, 0.5, 0.4)  # f_k: what lower positions lose
+
+
+class Events(TypedDict):
+    """Sequences of events, each of one user. All tensors; B sequences of L events."""
+
+    user: Tensor
+    """(B,) rows of the user table."""
+    item: Tensor
+    """(B, L) rows of the item table: what was shown."""
+    position: Tensor
+    """(B, L) place of the event in its session, from 0; it falls to 0 where a session begins."""
+    actions: Tensor
+    """(B, L, 3) one where the user contributed, liked, dwelt long; else zero."""
+    mask: Tensor
+    """(B, L) one for an event, zero for padding at the end."""
 
 
 class World:
@@ -62,17 +80,19 @@ class World:
         # Few items are shown often. The rank is random, so that the number of an item says nothing.
         ranks = torch.randperm(num_items, generator=generator)
         self._log_popularity = -0.7 * torch.log1p(ranks.float())
-        self._quality = normal(num_items, std=0.5) + 0.5 * _standardized(self._log_popularity)
+        popularity = self._log_popularity - self._log_popularity.mean()
+        popularity = popularity / self._log_popularity.std(correction=0).clamp_min(1e-6)
+        self._quality = normal(num_items, std=0.5) + 0.5 * popularity
         self._offsets = torch.zeros(3)
         self._offsets = self._calibrated(generator)
 
     def taste(self, users: Tensor, times: Tensor) -> Tensor:
-        """What users like at each time, a vector over topics."""
+        """Give what users like at each time, a vector over topics."""
         angle = self._speeds[users] * times.unsqueeze(-1)
         return angle.cos() * self._tastes[0, users] + angle.sin() * self._tastes[1, users]
 
     def season(self, times: Tensor) -> Tensor:
-        """What everybody likes at each time, a vector over topics."""
+        """Give what everybody likes at each time, a vector over topics."""
         return 0.7 * torch.cos(2 * math.pi * times.unsqueeze(-1) + self._phases)
 
     def events(self, num_sequences: int, length: int, *, times: Tensor, generator: torch.Generator) -> Events:
@@ -136,7 +156,3 @@ class World:
             is_above = torch.sigmoid(logits + middle).mean(0) > rates
             low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
         return ((low + high) / 2).float()
-
-
-def _standardized(values: Tensor) -> Tensor:
-    return (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)

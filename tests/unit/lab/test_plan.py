@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.lab.train.sync_cost import Plan, plan
+from hdet.lab.plan import Plan, plan
 
 
 def test_by_hand() -> None:

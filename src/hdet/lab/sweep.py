@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hdet.checks import require_count, require_number
+from hdet.lab.pool import Pool, interruptible, stop_on_signal
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
-from hdet.lab.train.pool import Pool, interruptible
 from hdet.lab.train.runner import run, task_facts
-from hdet.lab.train.signals import stop_on_signal
 
 
 @dataclass(frozen=True)
@@ -99,21 +97,15 @@ def run_many(
 
 
 def _finished(config: RunConfig, path: Path) -> dict[str, Any] | None:
-    folder = RunFolder(path)
-    if not folder.result.exists():
+    result = RunFolder(path).read_result()
+    if result is None:
         return None
-    there = folder.read_config()
-    if dataclasses.replace(there, name="") != dataclasses.replace(config, name=""):
-        differing = [
-            field.name
-            for field in dataclasses.fields(config)
-            if field.name != "name" and getattr(there, field.name) != getattr(config, field.name)
-        ]
+    there, wanted = RunFolder(path).read_config().to_json(), config.to_json()
+    if differing := [name for name in wanted if name != "name" and there[name] != wanted[name]]:
         raise ValueError(
             f"out must be a folder of the same settings, but the run in {str(path)!r} has another "
             f"{', '.join(differing)}: give another --out"
         )
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
     return None if result["status"] == "stopped" else result
 
 

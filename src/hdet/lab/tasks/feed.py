@@ -1,8 +1,9 @@
-"""Feed: rank a feed, simulated or from a log."""
+"""Feed: rank a feed, simulated or from a log (the paper, section 4)."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,13 +16,10 @@ from torch.nn import functional as F
 
 from hdet.checks import require_choice, require_count, require_number
 from hdet.errors import HdetWarning, warn
-from hdet.lab.tasks.feed.events import Events
-from hdet.lab.tasks.feed.generator import World
-from hdet.lab.tasks.feed.logs import FORMATS, read_log
-from hdet.lab.tasks.feed.ranker import Ranker, parameter_groups
-from hdet.lab.tasks.feed.scores import summary
-from hdet.lab.tasks.feed.windows import Windows
-from hdet.lab.tasks.task import Task, batch_generator
+from hdet.lab.tasks.feed_logs import FORMATS, Windows, read_log
+from hdet.lab.tasks.feed_ranker import Ranker
+from hdet.lab.tasks.feed_world import TARGETS, Events, World
+from hdet.lab.tasks.task import Task, batch_generator, evaluation_mode, four_groups
 from hdet.method.fan_out import derived_seed
 
 NUM_EVALUATION_BATCHES = 8
@@ -104,10 +102,8 @@ class Feed(Task):
     def _windows(self) -> Windows:
         assert self.log is not None
         log = read_log(self.log, self.format)
-        for name, ids, rows in (
-            ("users", log.num_users, self.num_users),
-            ("items", log.num_items, self.num_items),
-        ):
+        for name in ("users", "items"):
+            ids, rows = getattr(log, f"num_{name}"), getattr(self, f"num_{name}")
             if ids > rows:
                 warn(
                     f"log {str(self.log)!r} has {ids} {name}, and num_{name} is {rows}: several {name} share "
@@ -120,23 +116,14 @@ class Feed(Task):
         """A new ranker."""
         with torch.random.fork_rng(devices=[]):  # torch's modules draw from the caller's generator
             torch.default_generator.manual_seed(derived_seed(seed, "feed model"))
-            return Ranker(
-                num_users=self.num_users,
-                num_items=self.num_items,
-                length=self.length,
-                width=self.width,
-                num_layers=self.num_layers,
-                num_heads=self.num_heads,
-                dropout=self.dropout,
-            )
+            sizes = ("num_users", "num_items", "length", "width", "num_layers", "num_heads", "dropout")
+            return Ranker(**{name: getattr(self, name) for name in sizes})
 
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Events]:
         """See :class:`Task`. The time of the simulated year is the step's."""
         if self.log is not None:
-            return self._windows.shuffled(self.batch_size, seed=seed, replica=replica, start=start)
-        return self._simulated(seed, replica, start)
-
-    def _simulated(self, seed: int, replica: int, start: int) -> Iterator[Events]:
+            yield from self._windows.shuffled(self.batch_size, seed=seed, replica=replica, start=start)
+            return
         for step in itertools.count(start):
             generator = batch_generator(seed, replica, step)
             fraction = torch.rand(self.batch_size, generator=generator)
@@ -168,20 +155,15 @@ class Feed(Task):
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """The paper's four: embedding, no_decay, non_embedding, transformer."""
-        return parameter_groups(model)
+        return four_groups(model)
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[Events]) -> dict[str, float]:
         """``loss``, ``auc``, ``ne`` (normalised entropy), and each by action, as in ``auc_like``."""
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            pairs = [(model(batch), batch["actions"], batch["mask"] > 0) for batch in batches]
-        finally:
-            for module, mode in modes:
-                module.training = mode
-        logits = torch.cat([logits[is_there] for logits, _, is_there in pairs])
-        labels = torch.cat([labels[is_there] for _, labels, is_there in pairs])
+        with evaluation_mode(model):
+            events = [(model(batch), batch["actions"], batch["mask"] > 0) for batch in batches]
+        logits = torch.cat([logits[is_there] for logits, _, is_there in events])
+        labels = torch.cat([labels[is_there] for _, labels, is_there in events])
         return summary(logits, labels)
 
 
@@ -190,3 +172,53 @@ def _spread(windows: Tensor, count: int) -> Tensor:
     if len(windows) <= count:
         return windows
     return windows[torch.arange(count) * len(windows) // count]
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """Chance that a positive scores above a negative, a tie counting one half; NaN with one class only.
+
+    Exact, from the ranks (Mann-Whitney).
+
+    >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1]))
+    0.875
+    """
+    is_positive = labels.flatten() > 0
+    num_positive = int(is_positive.sum())
+    num_negative = is_positive.numel() - num_positive
+    if not (num_positive and num_negative):
+        return math.nan
+    _, place, counts = torch.unique(scores.flatten(), sorted=True, return_inverse=True, return_counts=True)
+    # Ranks count from one; equal scores share the middle of theirs.
+    ranks = counts.cumsum(0).double() - (counts - 1).double() / 2
+    rank_sum = ranks[place][is_positive].sum().item()
+    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+
+
+def normalized_entropy(loss: float, rate: float) -> float:
+    """Cross-entropy over that of predicting the base rate always; NaN where the rate is zero or one.
+
+    >>> normalized_entropy(math.log(2) / 2, 0.5)
+    0.5
+    """
+    if not 0 < rate < 1:
+        return math.nan
+    return loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+
+
+def summary(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Loss, AUC and NE of each target and their means, from two (num_events, 3) matrices.
+
+    The means of AUC and NE are over the targets that have both classes.
+    """
+    losses = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="none").mean(0)
+    result = {"loss": losses.mean().item()}
+    areas, entropies = {}, {}
+    for k, name in enumerate(TARGETS):
+        result[f"loss_{name}"] = losses[k].item()
+        areas[name] = auc(logits[:, k], labels[:, k])
+        entropies[name] = normalized_entropy(losses[k].item(), labels[:, k].double().mean().item())
+    for kind, values in (("auc", areas), ("ne", entropies)):
+        result |= {f"{kind}_{name}": value for name, value in values.items()}
+        known = [value for value in values.values() if not math.isnan(value)]
+        result[kind] = math.fsum(known) / len(known) if known else math.nan
+    return result

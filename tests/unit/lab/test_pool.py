@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hdet.lab.train.pool import Pool, interruptible
+from hdet.lab.pool import Pool, interruptible
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,9 +91,9 @@ def test_a_worker_hears_ctrl_c_only_where_a_job_says_so():
 
 SCRIPT = """
 import os, signal, sys
-from hdet.lab.train.pool import Pool
-from hdet.lab.train.signals import stop_on_signal
-from tests.unit.lab.train.test_pool import wait_for_ctrl_c
+from hdet.lab.pool import Pool
+from hdet.lab.pool import stop_on_signal
+from tests.unit.lab.test_pool import wait_for_ctrl_c
 
 if __name__ == "__main__":
     with stop_on_signal() as should_stop, Pool(2) as pool:

@@ -1,4 +1,4 @@
-"""What the command line shows: progress, tables, errors, JSON."""
+"""Screen shows progress, tables, errors and JSON; Exit holds the codes that commands end with."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -44,13 +36,12 @@ class Exit:
 
     @classmethod
     def of(cls, status: str) -> int:
-        """The code of a run that has ended so."""
-        codes = {"finished": cls.OK, "failed": cls.FAILED, "diverged": cls.DIVERGED, "stopped": cls.STOPPED}
-        return codes[status]
+        """Give the code of a run that has ended so."""
+        return cls.OK if status == "finished" else getattr(cls, status.upper())
 
 
 class Screen:
-    """Where a command writes: people read stderr or the terminal, machines read stdout.
+    """Writes what a command says: people read stderr or the terminal, machines read stdout.
 
     Args:
         is_json: one JSON object on stdout, everything else on stderr.
@@ -62,62 +53,60 @@ class Screen:
         self.console = Console(stderr=is_json, quiet=is_quiet, highlight=False)
 
     def say(self, text: str) -> None:
-        """One line for people; square brackets in it are only that."""
+        """Print one line for people; square brackets in it are only that."""
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, table: Table) -> None:
-        """A table for people."""
+        """Print a table for people."""
         self.console.print(table)
 
     def give(self, data: Mapping[str, Any]) -> None:
-        """The object for machines."""
+        """Print the object for machines."""
         if self.is_json:
             print(json.dumps(data), flush=True)
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is a terminal for a bar."""
+        """Tell whether there is a terminal for a bar."""
         return self.console.is_terminal and not self.console.quiet
 
     @contextmanager
     def progress(self, total: int, label: str, *, shows_loss: bool = True) -> Iterator[_Bar]:
-        """A live bar on a terminal, nothing elsewhere."""
-        columns: list[ProgressColumn] = [
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+        """Show a live bar on a terminal, nothing elsewhere."""
+        columns = [
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=24),
+            bars.MofNCompleteColumn(),
             _Rate(),
+            *([bars.TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}")] if shows_loss else []),
+            bars.TimeRemainingColumn(),
         ]
-        if shows_loss:
-            columns.append(TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}"))
-        columns.append(TimeRemainingColumn())
         is_shown = self.shows_progress
-        with Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
-            task = progress.add_task(label, total=total, loss="-", lr="-")
-            yield _Bar(progress, task)
+        with bars.Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
+            yield _Bar(progress, progress.add_task(label, total=total, loss="-", lr="-"))
 
 
 class _Bar:
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: bars.Progress, task: Any) -> None:
         self._progress, self._task = progress, task
 
     def begin(self, label: str) -> None:
-        """The next phase, from zero on."""
+        """Begin the next phase, from zero on."""
         self._progress.reset(self._task, description=label)
 
     def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
         self._progress.update(self._task, completed=completed, loss=number(loss), lr=number(lr))
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
+class _Rate(bars.ProgressColumn):
+    def render(self, task: bars.Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.1f}/s")
 
 
 def number(value: object, digits: int = 4) -> str:
-    """A number as people read it.
+    """Write a number as people read it.
 
     >>> number(0.123456), number(3e-5), number(None), number(12)
     ('0.1235', '3e-05', '-', '12')
@@ -128,7 +117,7 @@ def number(value: object, digits: int = 4) -> str:
 
 
 def numbers(flag: str, text: str) -> list[float]:
-    """The numbers of a comma-separated option.
+    """Read the numbers of a comma-separated option.
 
     >>> numbers("--starts", "0.1,1")
     [0.1, 1.0]
@@ -177,3 +166,14 @@ def usage_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("hdet: stopped", file=sys.stderr)
         raise typer.Exit(Exit.STOPPED) from None
+
+
+def write_report(folders: list[Path], out: Path, screen: Screen) -> Path | None:
+    """Write the page at the end of a run. A run is not lost because its page cannot be drawn."""
+    try:
+        from hdet.lab.page import build_report, read_run
+
+        return build_report([read_run(folder) for folder in folders], out)
+    except (HdetError, OSError, ValueError) as error:
+        screen.say(f"no report: {error}")
+        return None

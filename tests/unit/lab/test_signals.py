@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import os, signal, sys
-from hdet.lab.train.signals import stop_on_signal
+from hdet.lab.pool import stop_on_signal
 try:
     with stop_on_signal(ends_at_once=lambda: True):
         exec("import os, signal; os.kill(os.getpid(), signal.SIGINT); [0 for _ in range(9)]")

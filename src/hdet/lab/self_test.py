@@ -1,4 +1,4 @@
-"""Two real processes that train, sync and measure: ``python -m hdet.lab.train.self_test``.
+"""Two real processes that train, sync and measure: ``python -m hdet.lab.self_test``.
 
 The processes are started as commands of their own, so it works from any script, also one without a
 ``__main__`` guard. They meet through a file in a temporary folder and talk over loopback.
@@ -7,12 +7,10 @@ The processes are started as commands of their own, so it works from any script,
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,14 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import DEVNULL, STDOUT, Popen
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
 from hdet.checks import require_number
 from hdet.errors import HdetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 NUM_RANKS = 2
 NUM_FLOATS = 1_000_000
@@ -37,7 +37,7 @@ STEPS_PER_ROUND = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """What :func:`self_test` saw, in the process of replica zero. Times are medians."""
+    """Holds what :func:`self_test` saw, in the process of replica zero. Times are medians."""
 
     startup_seconds: float
     """From the start of the processes to the first collective."""
@@ -71,20 +71,15 @@ def self_test(*, time_limit_seconds: float = 60.0) -> SelfTest:
     require_number("time_limit_seconds", time_limit_seconds, above=0)
     with tempfile.TemporaryDirectory(prefix="hdet-self-test-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Popen[bytes]] = []
         try:
             for rank in range(NUM_RANKS):
+                command = _command(rank, folder, time_limit_seconds)
                 with _log_path(folder, rank).open("wb") as log:
-                    processes.append(
-                        subprocess.Popen(
-                            _command(rank, folder, time_limit_seconds),
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                            cwd=folder,
-                            env=_environment(),
-                        )
+                    process = Popen(
+                        command, stdin=DEVNULL, stdout=log, stderr=STDOUT, cwd=folder, env=_environment()
                     )
+                processes.append(process)
             _wait(processes, time_limit_seconds)
             codes = [process.poll() for process in processes]
         finally:
@@ -97,25 +92,31 @@ def self_test(*, time_limit_seconds: float = 60.0) -> SelfTest:
 
 
 def _command(rank: int, folder: Path, time_limit_seconds: float) -> list[str]:
-    arguments = [str(rank), str(folder), str(time_limit_seconds), str(time.time())]
-    return [sys.executable, "-m", "hdet.lab.train.self_test", *arguments]
+    # It ends itself, a little before it would be ended: to say where it was, and if nobody is left to do it.
+    # The time runs before torch is imported.
+    code = (
+        f"import faulthandler; faulthandler.dump_traceback_later({0.9 * time_limit_seconds}, exit=True); "
+        f"import pathlib, hdet.lab.self_test as test; "
+        f"test._run_rank({rank}, pathlib.Path({str(folder)!r}), {time_limit_seconds}, {time.time()})"
+    )
+    return [sys.executable, "-c", code]
 
 
 def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.pop("PYTHONWARNINGS", None)
-    environment["OMP_NUM_THREADS"] = "1"
-    environment["CUDA_VISIBLE_DEVICES"] = ""  # gloo is tested; a busy device would only be in the way
-    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    # The same modules as here, wherever the call comes from.
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if loopback:
-        environment["GLOO_SOCKET_IFNAME"] = loopback[0]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # gloo is tested; a busy device would only be in the way
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # The same modules as here, wherever the call comes from.
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),  # noqa: PTH100
+        **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
+    }
+    environment.pop("PYTHONWARNINGS", None)
     return environment
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], time_limit_seconds: float) -> None:
+def _wait(processes: Sequence[Popen[bytes]], time_limit_seconds: float) -> None:
     """Until all have ended, one has failed (the other would wait for it), or the time is over."""
     deadline = time.monotonic() + time_limit_seconds
     has_failed = False
@@ -156,9 +157,6 @@ def _log_path(folder: Path, rank: int) -> Path:
 
 
 def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: float) -> None:
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -173,7 +171,6 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
     one_milliseconds = _median_milliseconds(lambda: dist.all_reduce(one), 30)
     million_milliseconds = _median_milliseconds(lambda: dist.all_reduce(million), 15)
     largest_difference, converge_milliseconds = _train(rank)
-    found_factor = _find(rank)
     sent_bytes = 2 * (NUM_RANKS - 1) / NUM_RANKS * million.element_size() * NUM_FLOATS
     report = SelfTest(
         startup_seconds=startup_seconds,
@@ -182,7 +179,7 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
         bandwidth_bytes_per_second=1000 * sent_bytes / max(1e-3, million_milliseconds - one_milliseconds),
         converge_milliseconds=converge_milliseconds,
         largest_difference=largest_difference,
-        found_factor=found_factor,
+        found_factor=_find(rank),
     )
     if rank == 0:
         (folder / "report.json").write_text(json.dumps(dataclasses.asdict(report)))
@@ -192,33 +189,20 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
 
 def _train(rank: int) -> tuple[float, float]:
     """Some rounds of the ensemble: the largest difference before a sync, and the milliseconds of one."""
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    import hdet
-
     width = round(NUM_FLOATS**0.5)
     torch.manual_seed(0)
     layer = nn.Linear(width, width, bias=False)
     model = DistributedDataParallel(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     records = hdet.Records()
-    ensemble = hdet.Ensemble(
-        optimizer,
-        model=model,
-        explore=[hdet.LearningRate(spread=0.5)],
-        sync_every=STEPS_PER_ROUND,
-        records=records,
-    )
+    explore, every = [hdet.LearningRate(spread=0.5)], STEPS_PER_ROUND
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=explore, sync_every=every, records=records)
     batches = torch.Generator().manual_seed(rank)
     largest = 0.0
     for step in range(1, NUM_ROUNDS * STEPS_PER_ROUND + 1):
         loss = model(torch.randn(8, width, generator=batches)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % STEPS_PER_ROUND:
+        _make_step(optimizer, loss)
+        if step % every:
             ensemble.step(loss)
             continue
         before = _difference(layer.weight)
@@ -235,12 +219,6 @@ def _train(rank: int) -> tuple[float, float]:
 
 def _find(rank: int) -> float:
     """A whole run that finds its learning rate: search, save points, guard and tail."""
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    import hdet
-
     torch.manual_seed(0)
     layer = nn.Linear(8, 1)
     model = DistributedDataParallel(layer)
@@ -257,9 +235,7 @@ def _find(rank: int) -> float:
     auto = hdet.AutoLR(optimizer, total_steps=200, model=model, found=found)
     for step in range(200):
         loss = loss_of(model, batches[step % 100])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _make_step(optimizer, loss)
         auto.step(loss)
     apart = _difference(layer.weight)
     if apart != 0:
@@ -270,11 +246,14 @@ def _find(rank: int) -> float:
     return factor
 
 
+def _make_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def _difference(parameter: Tensor) -> float:
     """The largest difference of an element between the replicas."""
-    import torch
-    import torch.distributed as dist
-
     mine = parameter.detach()
     everybody = [torch.empty_like(mine) for _ in range(NUM_RANKS)]
     dist.all_gather(everybody, mine)
@@ -290,17 +269,6 @@ def _median_milliseconds(act: Callable[[], object], repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Without arguments: run the test and print what it saw. With them: be one of its processes."""
-    if not arguments:
-        for name, value in dataclasses.asdict(self_test()).items():
-            print(f"{name}: {value:.4g}")
-        return
-    rank, folder, time_limit_seconds, started_at = arguments
-    # It ends itself, a little before it would be ended: to say where it was, and if nobody is left to do it.
-    faulthandler.dump_traceback_later(0.9 * float(time_limit_seconds), exit=True)
-    _run_rank(int(rank), Path(folder), float(time_limit_seconds), float(started_at))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, value in dataclasses.asdict(self_test()).items():
+        print(f"{name}: {value:.4g}")

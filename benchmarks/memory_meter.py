@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hdet
+from hdet.ensemble.guard_steering import GuardSteering
+from hdet.ensemble.tail import Tail, TailMean
+from hdet.replicas import copies
+from hdet.replicas.average import Averager
 
-_HDET = str(Path(hdet.__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_TRAINING = tuple(f"{_TORCH}/{room}/" for room in ("autograd", "nn", "optim"))
-_NEUTRAL = (_TORCH, _HDET, copy.__file__, "<")
-_OWNERS = (("ensemble/tail.py", "tail"), ("ensemble/guarding.py", "guard"), ("find.py", "search"))
-_BUCKETS = (("replicas/average.py", None), ("replicas/sliced.py", "_gather_into"))
-_SAVING = (("ensemble/tail.py", "hold_whole"), ("ensemble/tail.py", "state_dict"))
+_SAVING = {f.__code__ for f in (Tail.hold_whole, Tail.state_dict, TailMean.state_dict)}
+_GATHER = {copies._gather_into.__code__}  # noqa: SLF001
+_OWNERS = {
+    Tail.__module__: "tail",
+    GuardSteering.__module__: "guard",
+    hdet.find_lr.__module__: "search",
+}
+"""Whose memory it is that code of a module takes, the first of these that has a part in a call."""
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -91,23 +93,23 @@ def _address(tensor: Tensor) -> int:
 
 def _part_of(frame: FrameType | None) -> str | None:
     """The part that a new tensor belongs to; None for the training."""
-    calls: list[tuple[str, str]] = []
+    codes, modules = set[CodeType](), set[str]()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_HDET) and file != __file__:
-            calls.append((file[len(_HDET) + 1 :], frame.f_code.co_name))
-        elif not calls and (file.startswith(_TRAINING) or not file.startswith(_NEUTRAL)):
-            return None
+        module = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        if package == "hdet":
+            codes.add(frame.f_code)
+            modules.add(module)
+        elif not codes:
+            is_training = module.startswith(("torch.autograd", "torch.nn", "torch.optim"))
+            is_neutral = package in ("torch", "copy") or frame.f_code.co_filename.startswith("<")
+            if is_training or not is_neutral:
+                return None
         frame = frame.f_back
-    if not calls:
+    if not codes:
         return None
-    if _is_among(calls, _SAVING):
+    if codes & _SAVING:
         return "saving"
-    if _is_among(calls, _BUCKETS):
+    if codes & _GATHER or Averager.__module__ in modules:
         return "bucket"
-    files = {file for file, _ in calls}
-    return next((part for file, part in _OWNERS if file in files), "other")
-
-
-def _is_among(calls: Sequence[tuple[str, str]], places: Sequence[tuple[str, str | None]]) -> bool:
-    return any(file == f and name in (None, n) for f, n in calls for file, name in places)
+    return next((part for module, part in _OWNERS.items() if module in modules), "other")

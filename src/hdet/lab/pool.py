@@ -1,4 +1,4 @@
-"""Pool: worker processes for runs that do not depend on each other."""
+"""Pool: worker processes for runs that do not depend on each other, and a Ctrl-C that saves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
-
-import torch
 
 from hdet.checks import require_count
 
@@ -33,14 +31,14 @@ class Pool:
 
     def __init__(self, num_jobs: int = 0) -> None:
         self.num_jobs = require_count("num_jobs", num_jobs, at_least=0) or os.cpu_count() or 1
-        self._executor: ProcessPoolExecutor | None = None
+        context = multiprocessing.get_context("spawn")  # processes start with the first jobs
+        self._executor = ProcessPoolExecutor(self.num_jobs, context, initializer=_use_one_thread)
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(
         self,
@@ -65,7 +63,9 @@ class Pool:
             # No more than are under way: what an executor has queued cannot all be called off.
             while left and not is_stopped and len(waiting) < self.num_jobs:
                 place, arguments = left.popleft()
-                waiting[self._submit(function, arguments)] = place
+                # A process inherits the mask: a Ctrl-C while it starts waits for a job that hears it.
+                with _mask("SIG_BLOCK"):
+                    waiting[self._executor.submit(_call, function, arguments)] = place
                 is_stopped = should_stop()  # it may have come while a worker was started
             if not waiting:
                 return
@@ -75,15 +75,11 @@ class Pool:
                 if result is not None:
                     yield place, result[0]
 
-    def _submit(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Future[_Result]:
-        if self._executor is None:
-            context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(
-                self.num_jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-            )
-        # A process inherits the mask: a Ctrl-C while it starts waits for a job that hears it.
-        with _mask("SIG_BLOCK"):
-            return self._executor.submit(_call, function, arguments)
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 _was_interrupted = False
@@ -130,3 +126,37 @@ def _mask(how: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends at once.
+
+    A class of its own: where a plain KeyboardInterrupt has passed through ``exec``, Python ends itself by the
+    signal later on, whatever exit code was asked for.
+    """
+
+
+@contextmanager
+def stop_on_signal(
+    *, insist: bool = True, ends_at_once: Callable[[], bool] = lambda: False
+) -> Iterator[Callable[[], bool]]:
+    """Within the block a Ctrl-C (or SIGTERM) asks for a stop; yields a function that tells whether it came.
+
+    Args:
+        insist: a second Ctrl-C ends at once.
+        ends_at_once: asked when a signal comes; whether there is nothing to save, so that it ends at once.
+    """
+    asked = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal asked
+        is_repeated, asked = asked, True
+        if (is_repeated and insist and number == signal.SIGINT) or ends_at_once():
+            raise Interrupted
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.lab.tasks.feed.events import TARGETS, Events
+from hdet.lab.tasks.feed_world import TARGETS, Events
 
 # A row of the user or item table sees few events of a batch. The factor on what is looked up makes its steps
 # larger, so that one learning rate suits the tables and the rest.
@@ -115,25 +113,3 @@ class _Block(nn.Module):
         x = x + self.dropout(self.output(pooled.transpose(-3, -2).flatten(-2)))
         hidden = F.gelu(self.dense_in(self.dense_norm(x)))
         return x + self.dropout(self.dense_out(hidden))
-
-
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """The four groups of the paper's figure 3: embedding, no_decay, non_embedding, transformer.
-
-    Tables; biases and norms, which do not decay; matrices outside the blocks; matrices inside them.
-    """
-    groups: dict[str, list[nn.Parameter]] = {
-        name: [] for name in ("embedding", "no_decay", "non_embedding", "transformer")
-    }
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for name, parameter in model.named_parameters():
-        if parameter in tables:
-            groups["embedding"].append(parameter)
-        elif parameter.ndim < 2:
-            groups["no_decay"].append(parameter)
-        elif name.startswith("blocks."):
-            groups["transformer"].append(parameter)
-        else:
-            groups["non_embedding"].append(parameter)
-    settings = {"no_decay": {"weight_decay": 0.0}}
-    return [{"name": name, "params": params, **settings.get(name, {})} for name, params in groups.items()]

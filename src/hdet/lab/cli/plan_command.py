@@ -1,0 +1,195 @@
+"""``hdet plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hdet.lab.cli.options import Json, takes
+from hdet.lab.cli.screen import Screen, numbers, usage_errors
+from hdet.lab.page.sentences import count as count_of
+from hdet.lab.plan import MOMENTS, MemoryCost, Plan, SearchCost, memory_cost, model_size, search_cost
+from hdet.lab.plan import plan as predict
+from hdet.method.recipe import Recipe
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(kw_only=True)
+class _PlanOptions:
+    replicas: int
+    """Number of replicas, N."""
+    parameters: str | None = None
+    """Parameters of one replica, such as 125e6 or 7B."""
+    model: str | None = None
+    """Instead: file.py:function that builds the model. It takes no memory."""
+    shards: int = 1
+    """Ranks that hold a replica together (fully_shard)."""
+    dtype: str | None = None
+    """Of the parameters: float32, bfloat16, float16, float64."""
+    optimizer: str = "adamw"
+    """sgd, sgd-momentum, adam, adamw, muon or lion."""
+    steps: int = 10_000
+    """Length of the run."""
+    sync_every: int | None = None
+    """Steps per round, T. [default: AutoLR's]"""
+    spread: float = 0.0
+    """Of what is explored. Above 0 replicas differ and are averaged."""
+    batch_size: int = 32
+    """Examples of a batch on one rank."""
+    step_seconds: float | None = None
+    """Time of one training step without hdet, for the overhead."""
+    bandwidth: str = "10,100,400"
+    """What one rank can send, in Gbit/s; several with commas."""
+    latency_ms: float = 1.0
+    """Time of a collective of one number: about 1 with gloo, 0.05 with NCCL."""
+    memory_bandwidth: float = 10.0
+    """Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU."""
+
+
+@takes(_PlanOptions)
+def plan(is_json: Json = False, **settings: Any) -> None:
+    """Predict what hdet costs before a run: memory by part, bytes and seconds of syncs, steps of the search.
+
+    What does it cost for 7 B parameters on 64 GPUs, as 8 replicas of 8 ranks?
+
+    hdet plan --parameters 7B --dtype bfloat16 --replicas 8 --shards 8 --step-seconds 2 --latency-ms 0.05
+    --memory-bandwidth 2000
+    """
+    asked = _PlanOptions(**settings)
+    screen = Screen(is_json=is_json, is_quiet=False)
+    replicas, shards, steps, step_seconds = asked.replicas, asked.shards, asked.steps, asked.step_seconds
+    with usage_errors():
+        count, size = _size_of(asked.parameters, asked.model, asked.dtype)
+        recipe = Recipe(total_steps=steps, sync_every=asked.sync_every)
+        if asked.optimizer not in MOMENTS:
+            raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {asked.optimizer!r}")
+        memory = memory_cost(
+            count,
+            replicas,
+            num_shards=shards,
+            bytes_per_parameter=size,
+            num_moments=MOMENTS[asked.optimizer],
+            are_equal=asked.spread == 0,
+        )
+        links = {
+            speed: predict(
+                -(-count // shards),
+                replicas,
+                step_seconds or 1.0,
+                speed * 1e9 / 8,
+                recipe.steps_per_round,
+                size,
+                asked.latency_ms / 1000,
+                steps,
+                averages=asked.spread != 0,
+                num_shards=shards,
+                memory_bandwidth_bytes_per_second=asked.memory_bandwidth * 1e9,
+            )
+            for speed in numbers("--bandwidth", asked.bandwidth)
+        }
+        search = search_cost(
+            steps, replicas, batch_size=asked.batch_size, num_shards=shards, bytes_on_rank=memory.parameters
+        )
+    of_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
+    title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}{of_ranks}"
+    screen.show(_table(title, ("part", "bytes", "of the parameters"), _memory_rows(memory)))
+    if replicas * shards > 1:
+        columns = ("link", "messages", "sent", "seconds", "whole run", "overhead")
+        columns = columns if step_seconds is not None else columns[:-1]
+        title = f"A sync, every {recipe.steps_per_round} steps of {steps}"
+        screen.show(_table(title, columns, [_sync_row(speed, sync) for speed, sync in links.items()]))
+    columns = ("steps", "of the run", "trials at a time", "sent")
+    screen.show(_table("The search", columns, [_search_row(search, steps)]))
+    screen.say(
+        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
+        f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
+    )
+    # What follows from the time of a step is not known where that was not given.
+    names = ("overhead_percent", "training_seconds", "suggested_sync_every")
+    unknown = dict.fromkeys(names) if step_seconds is None else {}
+    screen.give(
+        {
+            "parameters": count,
+            "replicas": replicas,
+            "shards": shards,
+            "sync_every": recipe.steps_per_round,
+            "memory": asdict(memory),
+            "links": [{"gbit_per_second": speed} | asdict(links[speed]) | unknown for speed in links],
+            "search": asdict(search),
+            "settings": {"latency_ms": asked.latency_ms, "memory_bandwidth": asked.memory_bandwidth},
+        }
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row[: len(columns)])
+    return table
+
+
+def _memory_rows(memory: MemoryCost) -> list[tuple[str, str, str]]:
+    parts = {
+        "training itself: parameters, gradients, moments": memory.training,
+        "guard: three copies to go back to": memory.guard,
+        "tail: mean of the last steps": memory.tail,
+        "search: two copies, before the run only": memory.search,
+        "bucket for messages, at most": memory.bucket,
+        "saving within the tail": memory.saving,
+        "hdet, most at a time": memory.peak,
+        "hdet, most at a time while saving": memory.peak_while_saving,
+    }
+    return [(what, _bytes(size), f"{size / memory.parameters:.3g}") for what, size in parts.items()]
+
+
+def _sync_row(speed: float, sync: Plan) -> tuple[str, ...]:
+    return (
+        f"{speed:g} Gbit/s",
+        str(sync.num_collectives_per_sync),
+        _bytes(sync.bytes_per_sync),
+        f"{sync.seconds_per_sync:.3g}",
+        f"{sync.num_syncs} syncs, {sync.sync_seconds:.3g} s",
+        f"{sync.overhead_percent:.3g} %",
+    )
+
+
+def _search_row(search: SearchCost, steps: int) -> tuple[str, ...]:
+    low, high = search.fewest_steps, search.most_steps
+    share = f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %"
+    return f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent)
+
+
+def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tuple[int, int]:
+    """The number of parameters, and the bytes of one."""
+    if (parameters is None) == (model is None):
+        raise ValueError("give either --parameters or --model, not both and not none")
+    if dtype is not None and dtype not in _BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {dtype!r}")
+    count, size = model_size(model) if model is not None else (_count(parameters or ""), 4)
+    return count, size if dtype is None else _BYTES[dtype]
+
+
+def _count(text: str) -> int:
+    """A count as people write it.
+
+    >>> _count("125e6"), _count("7B"), _count("1.3b"), _count("64k")
+    (125000000, 7000000000, 1300000000, 64000)
+    """
+    factors = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+    factor = factors.get(text[-1:].lower())
+    try:
+        return round(float(text[:-1]) * factor if factor else float(text))
+    except (ValueError, OverflowError):
+        raise ValueError(f"parameters must be a count such as 125e6, 350M or 7B, got {text!r}") from None
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

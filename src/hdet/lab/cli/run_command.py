@@ -1,0 +1,207 @@
+"""Train, and say what came of it: what ``hdet run`` and ``hdet resume`` share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import typer
+from rich.table import Table
+
+from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
+from hdet.lab.cli.options import Tracker
+from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
+from hdet.lab.page import LivePage, Run, headline
+from hdet.lab.page.run_numbers import main_metrics
+from hdet.lab.page.sentences import search_sentence
+from hdet.lab.pool import stop_on_signal
+from hdet.lab.tasks.task import Task, load_task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.folder import RunFolder
+from hdet.lab.train.runner import Result
+from hdet.lab.train.runner import run as run_training
+from hdet.records import RecordSink, Tee
+from hdet.search.decisions import LEAST_STEPS
+from hdet.search.found import FoundLR
+from hdet.trackers.mlflow import MLflowSink
+from hdet.trackers.tensorboard import TensorBoardSink
+from hdet.trackers.wandb import WandbSink
+
+
+def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
+    """Make the screen of this process, silent on all ranks but zero. Sets the threads of torch too."""
+    if is_rank() and os.environ["RANK"] != "0":
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # one rank speaks
+        is_json, is_quiet = False, True
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return Screen(is_json=is_json, is_quiet=is_quiet)
+
+
+@dataclass
+class RunCommand:
+    """Trains the run of a folder, writes its report, and exits with the code that its end asks for."""
+
+    config: RunConfig
+    path: Path
+    """The folder of the run; that of rank zero counts."""
+    screen: Screen
+    device: str
+    """``auto``, or what torch calls it."""
+    trackers: Sequence[Tracker]
+    """Where records go as well."""
+    is_live: bool
+    """Whether the page is written while the run trains too."""
+    task: Task | None = None
+    """The task of ``config``, if it is built already."""
+    create: Callable[[], None] | None = None
+    """Makes the folder of a new run; rank zero calls it once training can begin."""
+    is_resumed: bool = False
+    """Whether the run goes on from its last checkpoint."""
+
+    def __post_init__(self) -> None:
+        self._is_main = not is_rank() or os.environ["RANK"] == "0"
+        self._is_searching = self.config.find and not self.is_resumed
+        self._was_search_ended = False
+
+    def train_and_report(self) -> None:
+        """Do so here, or start the processes that do."""
+        if self.config.engine == "torchrun" and not is_rank():
+            raise typer.Exit(self._launch())
+        with usage_errors(), in_ranks(self.path) as path:
+            folder, screen = RunFolder(path), self.screen
+            self.task = self.task or load_task(self.config.task, self.config.task_options)
+            self._announce()
+            files = _files(path)
+            try:
+                result = self._train(folder)
+            except BaseException:
+                # Ranks that another one leaves raise what they like.
+                if not self._was_search_ended:
+                    raise
+                if self._is_main:  # a tracker may have begun
+                    for file in _files(path) - files:
+                        shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(
+                            missing_ok=True
+                        )
+                screen.say("stopped while searching for the learning rate: nothing was trained")
+                screen.give({"status": "stopped", "steps": 0})
+                raise typer.Exit(Exit.OK if is_launched() else Exit.STOPPED) from None
+        if self._is_main:
+            _conclude(result, folder, screen)
+        raise typer.Exit(Exit.OK if is_launched() else Exit.of(result.status))
+
+    def _announce(self) -> None:
+        config, screen = self.config, self.screen
+        if self.is_resumed or not self._is_main:
+            return
+        screen.say(
+            f"{config.task}: {config.replicas} replicas, {config.steps} steps, "
+            f"learning rate {config.lr:g}, controller {config.controller}"
+        )
+        if self._is_searching and not screen.shows_progress:
+            screen.say("searching for the learning rate ...")
+        elif not self._is_searching and config.steps < LEAST_STEPS:
+            screen.say(f"no search for the learning rate, because it needs {LEAST_STEPS} steps")
+
+    def _train(self, folder: RunFolder) -> Result:
+        screen = self.screen
+        label = "searching for the learning rate" if self._is_searching else "training"
+        with (
+            contextlib.closing(Tee(*(self._sinks(folder) if self._is_main else []))) as sinks,
+            stop_on_signal(insist=not is_rank(), ends_at_once=self._ends_at_once) as should_stop,
+            screen.progress(self.config.steps, label) as bar,
+        ):
+            hears_signals()
+
+            def begin() -> None:
+                self._is_searching = False
+                bar.begin("training")
+                if self._is_main and self.create is not None:
+                    self.create()
+                if self._is_main and self.is_live:
+                    screen.say(f"watch: {folder.report}")
+
+            return run_training(
+                self.config,
+                folder,
+                resume=self.is_resumed,
+                sinks=[sinks],
+                on_found=lambda found: screen.say(_told(found)),
+                on_note=screen.say,
+                on_progress=bar.update,
+                should_stop=should_stop,
+                task=self.task,
+                device=chosen_device(self.device),
+                on_ready=begin,
+            )
+
+    def _ends_at_once(self) -> bool:
+        """A signal has come: whether there is nothing to save."""
+        self._was_search_ended = self._was_search_ended or self._is_searching
+        return self._is_searching
+
+    def _launch(self) -> int:
+        """Start one process per replica, each of which goes on with (or begins) the run in the folder."""
+        if self.create is not None:
+            with usage_errors():
+                self.create()  # the ranks read it
+        arguments = ["resume", str(self.path), "--device", self.device, *["--live"] * self.is_live]
+        arguments += [f"--track={tracker.value}" for tracker in self.trackers]
+        arguments += ["--json"] * self.screen.is_json + ["--quiet"] * self.screen.console.quiet
+        code, is_stopped = launch(arguments, self.config.replicas)
+        folder = RunFolder(self.path)
+        result = folder.read_result()
+        if is_stopped and self.create and result is None and not folder.has_checkpoint:  # nothing was trained
+            folder.remove_run()
+            with contextlib.suppress(OSError):  # there is something else in it
+                self.path.rmdir()
+        if is_stopped and (code or result is None):
+            return Exit.STOPPED
+        return code or (Exit.FAILED if result is None else Exit.of(result["status"]))
+
+    def _sinks(self, folder: RunFolder) -> list[RecordSink]:
+        named = {"name": self.config.name or folder.path.name, "config": self.config.to_json()}
+        build: dict[Tracker, Callable[[], RecordSink]] = {
+            Tracker.tensorboard: lambda: TensorBoardSink(folder.path / "tensorboard"),
+            Tracker.wandb: lambda: WandbSink(project="hdet", folder=folder.path, **named),
+            Tracker.mlflow: lambda: MLflowSink(folder=folder.path, **named),
+        }
+        sinks = [build[tracker]() for tracker in self.trackers]
+        return [*sinks, LivePage(folder.path, folder.report)] if self.is_live else sinks
+
+
+def _files(folder: Path) -> set[Path]:
+    """List the folder and what is in it."""
+    return {folder, *folder.iterdir()} if folder.is_dir() else set()
+
+
+def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
+    report = write_report([folder.path], folder.report, screen)
+    table = Table(title=None, show_header=False, box=None, pad_edge=False)
+    rows = {"status": result.status, "held-out loss": number(result.final_loss)}
+    rows |= {name.replace("_", " "): number(value) for name, value in main_metrics(result.metrics).items()}
+    found, asked = number(result.found_lr, 3), number(result.base_lr, 3)
+    rows["learning rate"] = found if found == asked else f"{found} (you asked for {asked})"
+    rows["steps"] = f"{result.steps} in {result.seconds:.1f} s"
+    for row in rows.items():
+        table.add_row(*row)
+    screen.show(table)
+    if report is not None:
+        screen.say(f"report: {report}")
+    if result.status in ("failed", "diverged"):
+        print(f"hdet: training {result.status}: {result.reason}", file=sys.stderr)
+    if result.status == "stopped":
+        screen.say(f"saved at step {result.steps}; go on with: {folder.resume_command}")
+    screen.give(result.to_json())
+
+
+def _told(found: FoundLR) -> str:
+    """Tell what a search has found, in the words of the report."""
+    run = Run(path=Path(), name="", search=found.to_record(1).search)
+    return f"{headline(run)} {search_sentence(run)}"

@@ -1,0 +1,342 @@
+"""Predict what hdet costs, before a run: seconds and bytes of syncs, memory by part, steps of the search."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdet.checks import require_count, require_number
+from hdet.search.decisions import LEAST_STEPS, lengths, num_parts
+
+ACCEPTED_OVERHEAD_PERCENT = 0.1
+"""What the suggestion keeps to; the benchmark holds the library to it too."""
+_BUCKET_BYTES = 25 * 2**20
+_NUM_GUARD, _NUM_SEARCH = 3, 2
+"""Copies: the guard has the first weights and two later ones, the search the first and those of its ramp."""
+MOMENTS = {"sgd": 0, "sgd-momentum": 1, "muon": 1, "lion": 1, "adam": 2, "adamw": 2}
+"""How many numbers an optimizer keeps for each parameter."""
+_REPORT_BYTES = 80
+"""Ten numbers in double precision: losses, health, step, base, checksum, moments, gradient norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Holds what :func:`plan` predicts."""
+
+    num_collectives_per_sync: int
+    """The small exchange of losses, and all-reduces of half a bucket each where replicas are averaged."""
+    bytes_per_sync: float
+    """Sent by each replica in one sync."""
+    bytes_per_step: float
+    """The same, spread over the steps of a round."""
+    ddp_bytes_per_step: float
+    """Sent by each replica for the gradients of one step, with hdet or without."""
+    traffic_percent: float
+    """Bytes of the syncs over bytes of the gradients."""
+    transfer_seconds_per_sync: float
+    """Time on the wire."""
+    latency_seconds_per_sync: float
+    """Time until collectives start."""
+    copy_seconds_per_sync: float
+    """Time to check the weights, to copy them into buckets, and back."""
+    seconds_per_sync: float
+    """The three together; in truth copies and transfers overlap in part."""
+    overhead_percent: float
+    """Time of the syncs over time of the training."""
+    suggested_sync_every: int
+    """The smallest ``sync_every`` whose overhead is at most 0.1 %."""
+    num_syncs: int | None = None
+    """In the whole run; None without ``num_steps``, like the two below."""
+    training_seconds: float | None = None
+    """The whole run without hdet."""
+    sync_seconds: float | None = None
+    """What all syncs add to it."""
+
+
+def plan(
+    num_parameters: int,
+    num_replicas: int,
+    step_seconds: float,
+    bandwidth_bytes_per_second: float,
+    sync_every: int,
+    bytes_per_parameter: int = 4,
+    latency_seconds: float = 1e-3,
+    num_steps: int | None = None,
+    *,
+    averages: bool = True,
+    num_shards: int = 1,
+    bucket_mib: float = 25.0,
+    memory_bandwidth_bytes_per_second: float = 10e9,
+) -> Plan:
+    r"""Predict what syncs cost.
+
+    With :math:`N` replicas, :math:`B` bytes of weights and :math:`T` steps per round, a sync takes
+
+    .. math:: t = \frac{2 (N - 1)}{N} \frac{B}{\text{bandwidth}} + (\lceil B / b \rceil + 1)\,\text{latency}
+        + \frac{5 B}{\text{memory bandwidth}}
+
+    a ring all-reduce, :math:`b` half a bucket, one collective for the losses, and five passes over the
+    memory: one reads all weights for NaN, two copy into a bucket, two copy back. It is an upper bound: large
+    tensors skip the copies, and copies go on during transfers. The overhead is
+    :math:`t / (T \cdot \text{step\_seconds})`.
+
+    Replicas that are equal are not averaged. A sync then is one all-gather of ten numbers per replica,
+    :math:`80 (N - 1)` bytes, and two passes over the weights, for NaN and for a checksum. The all-gather is
+    all that grows with :math:`N`.
+
+    Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter; the
+    gradients of plain data-parallel training count what they have. One replica syncs with nobody, at no cost.
+    Optimizer moments that are averaged too are not counted. ``hdet doctor`` measures bandwidth and latency
+    between two processes of this machine.
+
+    Args:
+        num_parameters: of one replica; of one rank's shard, where a replica spans several ranks.
+        num_replicas: N.
+        step_seconds: time of one training step without hdet.
+        bandwidth_bytes_per_second: what one replica can send.
+        sync_every: steps per round, T.
+        bytes_per_parameter: 4 for float32, 2 for half precisions.
+        latency_seconds: time of a collective of one number: 1 ms with gloo, 0.05 ms with NCCL in one machine.
+        num_steps: length of the run, for the totals.
+        averages: whether replicas differ, so that a sync averages them; not in ``AutoLR``.
+        num_shards: ranks that hold a replica together; they exchange their numbers first.
+        bucket_mib: buffer size for averaging, in MiB.
+        memory_bandwidth_bytes_per_second: 10 GB/s for one core, 1 TB/s or more for a GPU.
+
+    A model of 125 M parameters on 8 replicas, half a second per step, 25 Gbit/s:
+
+    >>> costs = plan(125_000_000, 8, 0.5, bandwidth_bytes_per_second=25e9 / 8, sync_every=1000)
+    >>> f"{costs.seconds_per_sync:.2f} s per sync, {costs.overhead_percent:.3f} % of the training"
+    '0.57 s per sync, 0.114 % of the training'
+    >>> costs.suggested_sync_every
+    1140
+    """
+    given = locals()
+    for name in ("num_parameters", "num_replicas", "sync_every", "bytes_per_parameter", "num_shards"):
+        require_count(name, given[name])
+    for name in (
+        "step_seconds",
+        "bandwidth_bytes_per_second",
+        "bucket_mib",
+        "memory_bandwidth_bytes_per_second",
+    ):
+        require_number(name, given[name], above=0)
+    require_number("latency_seconds", latency_seconds, at_least=0)
+    if num_steps is not None:
+        require_count("num_steps", num_steps)
+
+    syncs = num_replicas > 1
+    ring = 2 * (num_replicas - 1) / num_replicas
+    weight_bytes = num_parameters * bytes_per_parameter
+    averaged_bytes = num_parameters * max(4, bytes_per_parameter)  # half precisions are summed in float32
+    bucket_bytes = int(bucket_mib * 2**20)
+
+    num_buckets = math.ceil(averaged_bytes / (bucket_bytes / 2)) if averages else 0
+    num_collectives = num_buckets + 1 + (num_shards > 1) if syncs else 0
+    bytes_per_sync = ring * averaged_bytes
+    if not averages:
+        bytes_per_sync = float(_REPORT_BYTES * (num_replicas - 1 + num_shards - 1)) if syncs else 0.0
+    touched_bytes = 5 * averaged_bytes if averages else 2 * weight_bytes
+    transfer = bytes_per_sync / bandwidth_bytes_per_second
+    latency = num_collectives * latency_seconds
+    copy = touched_bytes / memory_bandwidth_bytes_per_second if syncs else 0.0
+    seconds_per_sync = transfer + latency + copy
+
+    bytes_per_step = bytes_per_sync / sync_every
+    ddp_bytes_per_step = ring * weight_bytes
+    exact = 100 * seconds_per_sync / (ACCEPTED_OVERHEAD_PERCENT * step_seconds)
+    num_syncs = None
+    if num_steps is not None:
+        num_syncs = math.ceil(num_steps / sync_every) if syncs else 0  # the last step is one
+    return Plan(
+        num_collectives_per_sync=num_collectives,
+        bytes_per_sync=bytes_per_sync,
+        bytes_per_step=bytes_per_step,
+        ddp_bytes_per_step=ddp_bytes_per_step,
+        traffic_percent=100 * bytes_per_step / ddp_bytes_per_step if syncs else 0.0,
+        transfer_seconds_per_sync=transfer,
+        latency_seconds_per_sync=latency,
+        copy_seconds_per_sync=copy,
+        seconds_per_sync=seconds_per_sync,
+        overhead_percent=100 * seconds_per_sync / (sync_every * step_seconds),
+        suggested_sync_every=max(1, math.ceil(exact * (1 - 1e-12))),  # rounding must not add a step
+        num_syncs=num_syncs,
+        training_seconds=None if num_steps is None else num_steps * step_seconds,
+        sync_seconds=None if num_syncs is None else num_syncs * seconds_per_sync,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCost:
+    """Bytes on each rank."""
+
+    parameters: int
+    """The parameters themselves, or the rank's shard of them."""
+    training: int
+    """Parameters, gradients and moments: what a run takes without hdet, activations aside."""
+    tail: int
+    """The mean of the last steps, in float32 or wider."""
+    guard: int
+    """Three copies of the parameters to go back to."""
+    search: int
+    """Two copies of the parameters during ``find_lr``. They are given back before the run."""
+    bucket: int
+    """What messages are packed into, at most."""
+    saving: int
+    """A whole mean of the tail for the checkpoint, in host memory unless the model is sharded. Where replicas
+    keep parts of it, it is held from ``converge()`` to the next step."""
+    peak: int
+    """The most at any time, but for saving."""
+    peak_while_saving: int
+    """The most at any time."""
+
+
+def memory_cost(
+    num_parameters: int,
+    num_replicas: int,
+    *,
+    num_shards: int = 1,
+    bytes_per_parameter: int = 4,
+    num_moments: int = 2,
+    are_equal: bool = True,
+) -> MemoryCost:
+    r"""Predict the memory that a run of ``find_lr`` and ``AutoLR`` takes.
+
+    With :math:`P` bytes of parameters on a rank and :math:`N` replicas that are equal, the guard keeps
+    :math:`3 P / N`, the tail :math:`P / N` and the search, before the run, :math:`2 P / N`. Replicas that
+    differ keep whole copies in the run, as one replica alone does. Messages take one bucket of 25 MiB, or as
+    much as there is to send: half of it is hdet's, the other half the backend's while it travels. Buffers of
+    the model are not counted.
+
+    Args:
+        num_parameters: of a whole replica.
+        num_replicas: N.
+        num_shards: ranks that hold a replica together.
+        bytes_per_parameter: 4 for float32, 2 for half precisions.
+        num_moments: numbers that the optimizer keeps for each parameter.
+        are_equal: whether replicas hold the same parameters: nothing is explored, and gradients are shared.
+
+    7 B parameters in bfloat16 on 64 ranks, as 8 replicas of 8 ranks:
+
+    >>> cost = memory_cost(7_000_000_000, 8, num_shards=8, bytes_per_parameter=2)
+    >>> f"{cost.tail / 1e9:.2f} GB + {cost.guard / 1e9:.2f} GB beside {cost.training / 1e9:.1f} GB"
+    '0.44 GB + 0.66 GB beside 7.0 GB'
+    """
+    given = locals()
+    for name in ("num_parameters", "num_replicas", "num_shards", "bytes_per_parameter"):
+        require_count(name, given[name])
+    require_count("num_moments", num_moments, at_least=0)
+    here = -(-num_parameters // num_shards)
+    part = -(-here // num_replicas)
+    kept = part if are_equal else here
+    size, wide = bytes_per_parameter, max(4, bytes_per_parameter)
+    has_others = num_replicas > 1
+    tail, guard, search = kept * wide, _NUM_GUARD * kept * size, _NUM_SEARCH * part * size
+    # A gradient is packed while the learning rate is searched for, a copy while it is put back.
+    packed = min(_BUCKET_BYTES, here * wide) if has_others and num_shards == 1 else 0
+    gathered = min(_BUCKET_BYTES // 2, num_replicas * part * size) if has_others else 0
+    if has_others and not are_equal:
+        gathered = min(_BUCKET_BYTES, here * wide)
+    in_run, in_search = tail + guard + gathered, search + packed
+    saving = here * wide
+    return MemoryCost(
+        parameters=here * size,
+        training=(2 + num_moments) * here * size,
+        tail=tail,
+        guard=guard,
+        search=search,
+        bucket=max(packed, gathered),
+        saving=saving,
+        peak=max(in_run, in_search),
+        peak_while_saving=max(in_run + saving, in_search),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCost:
+    """Holds what :func:`search_cost` predicts."""
+
+    fewest_steps: int
+    """Steps of a search whose ramp turns in time."""
+    most_steps: int
+    """Where the ramp does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
+    trials_at_a_time: int
+    """Trials that are made at the same time, over all replicas."""
+    num_gathers: int
+    """How often every replica is given whole weights from the parts that all of them keep."""
+    bytes_sent: float
+    """By each rank: gradients of the longest ramp, and weights that are gathered."""
+
+
+def search_cost(
+    total_steps: int,
+    num_replicas: int,
+    *,
+    batch_size: int = 32,
+    num_shards: int = 1,
+    bytes_on_rank: float = 0.0,
+) -> SearchCost:
+    """Predict the steps of :func:`hdet.find_lr`, and what they send.
+
+    A sharded model shares its gradients by itself, so that all replicas make every trial together.
+
+    Args:
+        total_steps: length of the run.
+        num_replicas: N.
+        batch_size: examples of a batch on one rank, which few replicas split between their trials.
+        num_shards: ranks that hold a replica together.
+        bytes_on_rank: of the parameters.
+
+    >>> search_cost(1000, 8).fewest_steps, search_cost(1000, 8).most_steps
+    (80, 100)
+    """
+    require_count("total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot search")
+    require_count("num_replicas", num_replicas)
+    require_count("batch_size", batch_size)
+    places = num_replicas if num_shards == 1 else 1
+    parts = num_parts(places, batch_size)
+    sizes = lengths(total_steps, places * parts)
+    trial_steps = sizes.trial * sizes.num_turns
+    has_others = num_replicas > 1
+    num_gathers = 2 + parts * sizes.num_turns if has_others else 0
+    share = (num_replicas - 1) / num_replicas
+    joined = 2 * sizes.most_ramp_steps if num_shards == 1 else 0  # an all-reduce is two passes of the ring
+    return SearchCost(
+        fewest_steps=sizes.ramp + trial_steps,
+        most_steps=sizes.most_ramp_steps + trial_steps,
+        trials_at_a_time=places * parts,
+        num_gathers=num_gathers,
+        bytes_sent=share * (joined + num_gathers) * bytes_on_rank,
+    )
+
+
+def model_size(name: str) -> tuple[int, int]:
+    """The number of parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
+
+    The function is called without arguments on torch's meta device, which has shapes and no memory.
+    """
+    import torch  # which a plan for a number of parameters does without
+    from torch import nn
+
+    path, _, function = name.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise ValueError(
+            f"model must be path/to/file.py:function with a file that exists, got {name!r}: name a function "
+            "that builds the model without arguments"
+        )
+    found = runpy.run_path(path).get(function)
+    if not callable(found):
+        raise ValueError(f"model must name a function of {path}, got {function!r}: there is none")
+    with torch.device("meta"):
+        model = found()
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model must name a function that returns a torch.nn.Module, got {model!r} from {name!r}"
+        )
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ValueError(f"model must have parameters, but what {name!r} returns has none")
+    count = sum(p.numel() for p in parameters)
+    return count, round(sum(p.numel() * p.element_size() for p in parameters) / count)
