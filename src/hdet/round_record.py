@@ -208,6 +208,7 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
         "pairs of numbers, the second of them or null",
     ),
     "dict[int, str]": (lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
+    "dict[str, str]": (lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
     "dict[str, float]": (_is_mapping, "numbers by name"),
     "dict[str, list[float]]": (lambda value: _is_mapping(value, _is_list), "lists of numbers by name"),
     "SearchRecord | None": (lambda _: True, "what a search saw"),

@@ -147,6 +147,7 @@ class _TorchTrainee:
         self._model, self._optimizer, self._loss = model, optimizer, loss
         self._clip_norm, self.asked = clip_norm, asked
         self._has_loss, self._num_bad, self._num_parts = False, 0, 1
+        self._averager: Averager | None = None
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
         self.saved = SavedTraining(model, optimizer, everyone)
@@ -194,6 +195,7 @@ class _TorchTrainee:
         self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
     ) -> Sequence[float]:
         num_here, gains = self._num_parts, list[float]()
+        self._averager = None  # the ramp is over: give its bucket back
         self.saved.begin_at(self._weights)
         before = self._score(probe)
         for turn, batches in enumerate(turns):
