@@ -1,6 +1,6 @@
 """What can differ between replicas: where a value lives, how it is spread, and how it is written.
 
-The members that live in models and elsewhere are in ``module_attributes`` and ``scalar``, imported when used.
+The members that live in models are in ``module_attributes``, imported when used.
 """
 
 from hdet.explore.hyperparameter import Hyperparameter

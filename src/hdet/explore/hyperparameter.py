@@ -1,16 +1,17 @@
-"""What a user asks to explore: a spread, its scale, and bounds."""
+"""What a user asks to explore: a spread, its scale, and bounds; and the member that explores any scalar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from torch.optim import Optimizer
 
-from hdet.checks import require_choice, require_number
+from hdet.checks import require_choice, require_flag, require_number
 from hdet.errors import NoEffectWarning, warn
-from hdet.explore.slots import Slot
+from hdet.explore.slots import FunctionSlot, Slot
 from hdet.explore.tunable import Tunable
 
 
@@ -62,36 +63,14 @@ class Spreading:
         else:
             require_number(name, spread, at_least=0)
 
-    def _tunable(
-        self,
-        name: str,
-        slots: Sequence[Slot],
-        *,
-        spread: float | None = None,
-        floor: float | None = None,
-        changes_loss: bool = False,
-        is_scheduled: bool = False,
-    ) -> list[Tunable]:
-        """A tunable for these slots, after a check of where they stand; none if there are no slots."""
-        if not slots:
-            return []
-        tunable = Tunable(
-            name,
-            slots,
-            spread=self.spread if spread is None else spread,
-            scale=self.scale,
-            bounds=self.bounds,
-            floor=floor,
-            changes_loss=changes_loss,
-            is_scheduled=is_scheduled,
-        )
+    def _tunable(self, name: str, slots: Sequence[Slot], **told: Any) -> Tunable:
+        """A tunable for these slots, after a check of where they stand; ``told`` are its other settings."""
+        settings = {"spread": self.spread, "scale": self.scale, "bounds": self.bounds}
+        tunable = Tunable(name, slots, **settings | told)
+        low, high = self.bounds or (-math.inf, math.inf)
         for slot in slots:
             # A scheduled value may come from outside the bounds: it is cut there.
-            if (
-                self.bounds is not None
-                and slot.is_static
-                and not self.bounds[0] <= slot.scheduled <= self.bounds[1]
-            ):
+            if slot.is_static and not low <= slot.scheduled <= high:
                 raise ValueError(
                     f"{name} must start inside its bounds {self.bounds}, got {slot.scheduled!r}: "
                     "widen the bounds or change the value"
@@ -103,7 +82,7 @@ class Spreading:
                 "is explored. Start it at another value",
                 NoEffectWarning,
             )
-        return [tunable]
+        return tunable
 
 
 def read_number(name: str, value: object) -> float:
@@ -114,3 +93,40 @@ def read_number(name: str, value: object) -> float:
             "and whole numbers have nothing in between; write it as a float if it is one"
         )
     return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Named:
+    # Fields of a first base come first, so that the name can be given first.
+    name: str
+    get: Callable[[], float] = field(repr=False)
+    set: Callable[[float], None] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar(Spreading, _Named):
+    """Explore anything: a name, a function that reads it, one that writes it.
+
+    A focal loss whose gamma is a plain attribute, scored on a probe because gamma changes the loss::
+
+        hdet.Scalar("focal_gamma", get=lambda: criterion.gamma,
+                    set=lambda gamma: setattr(criterion, "gamma", gamma),
+                    spread=0.5, bounds=(0, 5), changes_loss=True)
+    """
+
+    changes_loss: bool = False
+    """Whether losses of replicas with different values cannot be compared: then a probe is needed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name must be a text that is not empty, got {self.name!r}")
+        for what in ("get", "set"):
+            if not callable(getattr(self, what)):
+                raise TypeError(f"{what} must be callable, got {getattr(self, what)!r}")
+        require_flag("changes_loss", self.changes_loss)
+
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """One tunable."""
+        read_number(self.name, self.get())
+        return [self._tunable(self.name, [FunctionSlot(self.get, self.set)], changes_loss=self.changes_loss)]

@@ -52,24 +52,16 @@ class OptimizerField(Spreading):
                 self._require_spread(f"group_spreads[{i}]", spread)
         if isinstance(self.floor, Sequence):
             object.__setattr__(self, "floor", tuple(self.floor))  # so that equal settings read alike
-        for floor in self._floors(1):
+        for floor in self.floor if isinstance(self.floor, Sequence) else [self.floor]:
             if floor is not None:
                 require_number("floor", floor, above=0)
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:
         """One tunable per parameter group that has the slot, or a single one."""
         groups = optimizer.param_groups
-        floors = self._floors(len(groups))
-        if len(floors) != len(groups):
-            raise ValueError(
-                f"floor must have one entry per parameter group, got {len(floors)} for {len(groups)} groups"
-            )
-        spreads = [self.spread] * len(groups) if self.group_spreads is None else self.group_spreads
-        if len(spreads) != len(groups):
-            raise ValueError(
-                f"group_spreads must have one entry per parameter group, got {len(spreads)} for "
-                f"{len(groups)} groups"
-            )
+        floors = _one_each("floor", self.floor, len(groups))
+        spread = self.spread if self.group_spreads is None else self.group_spreads
+        spreads = _one_each("group_spreads", spread, len(groups))
         found = [(i, self._slot(optimizer, i)) for i in range(len(groups))]
         slots = [(i, slot) for i, slot in found if slot is not None]
         if not slots:
@@ -80,72 +72,58 @@ class OptimizerField(Spreading):
                 NoEffectWarning,
             )
             return []
+        told = {"is_scheduled": self.is_scheduled}
         if not self.per_group:
-            return self._tunable(
-                self.name, [slot for _, slot in slots], floor=floors[0], is_scheduled=self.is_scheduled
-            )
+            return [self._tunable(self.name, [slot for _, slot in slots], floor=floors[0], **told)]
         names = _group_names(self.name, optimizer)
         return [
-            tunable
-            for i, slot in slots
-            for tunable in self._tunable(
-                names[i], [slot], spread=spreads[i], floor=floors[i], is_scheduled=self.is_scheduled
-            )
+            self._tunable(names[i], [slot], spread=spreads[i], floor=floors[i], **told) for i, slot in slots
         ]
 
     def _slot(self, optimizer: Optimizer, index: int) -> Slot | None:
         group = optimizer.param_groups[index]
-        for key, place in self.keys:
-            if key not in group:
-                continue
-            value = group[key] if place is None else group[key][place]
-            where = f"{self.name} of group {index}"
-            if isinstance(value, Tensor) and place is None and not self.is_complement:
-                if value.numel() != 1 or not value.is_floating_point():
-                    raise TypeError(f"{where} must hold one float to be explored, got {value!r}")
-                return TensorSlot(optimizer, index, key, self.bounds)
-            value = read_number(where, float(value) if isinstance(value, Tensor) or value == 0 else value)
-            if value == 0 and self.skips_zero:
-                return None
-            if place is None and not self.is_complement and self.bounds is None:
-                return FloatSlot(optimizer, index, key)
-            return _function_slot(optimizer, index, key, place, self.is_complement, self.bounds)
-        return None
+        key, place = next(((key, place) for key, place in self.keys if key in group), ("", None))
+        if not key:
+            return None
+        value = group[key] if place is None else group[key][place]
+        where = f"{self.name} of group {index}"
+        is_plain = place is None and not self.is_complement
+        if isinstance(value, Tensor) and is_plain:
+            if value.numel() != 1 or not value.is_floating_point():
+                raise TypeError(f"{where} must hold one float to be explored, got {value!r}")
+            return TensorSlot(optimizer, index, key, self.bounds)
+        value = read_number(where, float(value) if isinstance(value, Tensor) or value == 0 else value)
+        if value == 0 and self.skips_zero:
+            return None
+        if is_plain and self.bounds is None:
+            return FloatSlot(optimizer, index, key)
 
-    def _floors(self, num_groups: int) -> list[float | None]:
-        return list(self.floor) if isinstance(self.floor, Sequence) else [self.floor] * num_groups
+        def get() -> float:
+            held = optimizer.param_groups[index][key]
+            return float(held if place is None else held[place])
+
+        def put(group: dict[str, Any], value: float) -> None:
+            group[key] = value if place is None else (*group[key][:place], value, *group[key][place + 1 :])
+
+        return FunctionSlot(
+            get,
+            lambda value: put(optimizer.param_groups[index], value),
+            is_complement=self.is_complement,
+            save=lambda state, value: put(state["param_groups"][index], value),
+            group_index=index,
+            column=key if place is None else f"beta{place + 1}",
+            bounds=self.bounds,
+        )
 
 
-def _function_slot(
-    optimizer: Optimizer,
-    index: int,
-    key: str,
-    place: int | None,
-    is_complement: bool,
-    bounds: tuple[float, float] | None,
-) -> FunctionSlot:
-    def get() -> float:
-        held = optimizer.param_groups[index][key]
-        return float(held if place is None else held[place])
-
-    def put(group: dict[str, Any], value: float) -> None:
-        if place is None:
-            group[key] = value
-        else:
-            held = list(group[key])
-            held[place] = value
-            group[key] = tuple(held)
-
-    return FunctionSlot(
-        get,
-        lambda value: put(optimizer.param_groups[index], value),
-        is_complement=is_complement,
-        is_static=False,
-        save=lambda state, value: put(state["param_groups"][index], value),
-        group_index=index,
-        column=key if place is None else f"beta{place + 1}",
-        bounds=bounds,
-    )
+def _one_each(name: str, given: Any, num_groups: int) -> list[Any]:
+    """One entry for each parameter group: those that are given, or one for all."""
+    each = list(given) if isinstance(given, Sequence) else [given] * num_groups
+    if len(each) != num_groups:
+        raise ValueError(
+            f"{name} must have one entry per parameter group, got {len(each)} for {num_groups} groups"
+        )
+    return each
 
 
 def _group_names(name: str, optimizer: Optimizer) -> list[str]:
