@@ -60,17 +60,13 @@ def require_same_settings(
         here: the same in all replicas, but not in all processes of one.
     """
     for joined in group.joins:
-        compared = dict(settings)
-        if joined is group.process_group:
-            compared |= here or {}
-        _require_same(group, joined, compared)
+        is_between = joined is group.process_group
+        _require_same(group, joined, {**settings, **(here or {})} if is_between else settings)
 
 
 def _require_same(group: ReplicaGroup, joined: dist.ProcessGroup, settings: Mapping[str, object]) -> None:
-    text, what = (
-        json.dumps({n: repr(v) for n, v in settings.items()}, sort_keys=True),
-        "the comparison of settings",
-    )
+    text = json.dumps({n: repr(v) for n, v in settings.items()}, sort_keys=True)
+    what = "the comparison of settings"
     seen = gather(group, joined, [[digest(text), float(len(text.encode()))]], what)
     if all(fingerprint == seen[0][0] for fingerprint, _ in seen):
         return

@@ -15,11 +15,7 @@ from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.exchange import wait_for_all
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import (
-    KnownTensors,
-    accelerator_module,
-    flat_view,
-)
+from hdet.replicas.tensors import KnownTensors, accelerator_module, flat_view
 
 ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""

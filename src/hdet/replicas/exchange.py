@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    _get_default_store,  # pyright: ignore[reportPrivateUsage]
-)
+from torch.distributed.distributed_c10d import _get_default_store  # pyright: ignore[reportPrivateUsage]
 
 from hdet.errors import ReplicaMissingError
 from hdet.replicas.group import ReplicaGroup
@@ -67,10 +65,6 @@ class Message(NamedTuple):
     def silent(self) -> Message:
         """What stands for a replica that cannot be asked: in step, and without a loss."""
         return self._replace(loss_total=0.0, num_finite=0.0, num_nonfinite=0.0, is_finite=1.0, score=math.nan)
-
-
-MESSAGE_BYTES = 8 * len(Message._fields)
-"""What each process sends in the exchange of a sync."""
 
 
 def joined_checksum(checksums: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,39 +68,47 @@ class LossSum(NamedTuple):
 
 
 class _DeviceSum:
-    """Losses of one device: written to a row of slots, folded into three sums when the row is full.
+    """Losses of one device: written to slots, folded into three sums when all slots are full.
 
     One small copy per loss is all that happens between syncs. Keeping a reference instead would be
     wrong where the loss tensor is reused, as in a captured graph.
+
+    Args:
+        device: of the losses.
+        num_slots: losses that are summed together: each operation costs more than its arithmetic.
+        shape: of a loss; of one element for each replica where there are several here.
     """
 
-    num_slots = 256
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_slots: int = 256, shape: tuple[int, ...] = ()) -> None:
         dtype = widest_float(device)
-        self.device = device
-        self._row = torch.zeros(self.num_slots, dtype=dtype, device=device)
-        self._slots = [self._row[i] for i in range(self.num_slots)]
-        self._sums = torch.zeros(3, dtype=dtype, device=device)
+        self.device, self._num_slots = device, num_slots
+        self._losses = torch.zeros(num_slots, *shape, dtype=dtype, device=device)
+        self._slots = list(self._losses)
+        self._sums = torch.zeros(3, *shape, dtype=dtype, device=device)
         self._used = 0
 
     def add(self, loss: Tensor) -> None:
         self._slots[self._used].copy_(loss)
         self._used += 1
-        if self._used == self.num_slots:
+        if self._used == self._num_slots:
             self._fold()
 
-    def take(self) -> LossSum:
+    def take(self) -> Any:
+        """The sums as a list: of finite losses, and how many were finite and were not."""
         self._fold()
-        total = LossSum(*self._sums.tolist())
+        sums = self._sums.tolist()
+        self.clear()
+        return sums
+
+    def clear(self) -> None:
+        self._used = 0
         self._sums.zero_()
-        return total
 
     def _fold(self) -> None:
-        losses = self._row[: self._used]
+        losses = self._losses[: self._used]
         finite = torch.isfinite(losses)
-        self._sums[0] += torch.where(finite, losses, 0.0).sum()
-        num_finite = finite.sum()
+        self._sums[0] += torch.where(finite, losses, 0.0).sum(dim=0)
+        num_finite = finite.sum(dim=0)
         self._sums[1] += num_finite
         self._sums[2] += self._used - num_finite
         self._used = 0
@@ -142,7 +150,7 @@ class LossMeter:
         """What was seen since the last call; waits for the device."""
         total, self._host = self._host, LossSum()
         for device_sum in self._devices.values():
-            total = total.plus(device_sum.take())
+            total = total.plus(LossSum(*device_sum.take()))
         return total
 
 
@@ -155,38 +163,13 @@ class LossRows:
     [4.0, 4.0]
     """
 
-    num_waiting = 64
-    """Losses that are summed together: each operation costs more than its arithmetic."""
-
     def __init__(self, num_replicas: int, device: torch.device) -> None:
-        self._sums = torch.zeros(3, num_replicas, dtype=widest_float(device), device=device)
-        self._waiting: list[Tensor] = []
-
-    def add(self, losses: Tensor) -> None:
-        """Take one loss for each replica."""
-        self._waiting.append(losses)
-        if len(self._waiting) == self.num_waiting:
-            self._fold()
+        self._rows = _DeviceSum(device, num_slots=64, shape=(num_replicas,))
+        self.add, self.clear = self._rows.add, self._rows.clear
 
     def take(self) -> list[LossSum]:
         """What was seen since the last call; waits for the device."""
-        if self._waiting:
-            self._fold()
-        taken = [LossSum(*column) for column in self._sums.t().tolist()]
-        self.clear()
-        return taken
-
-    def clear(self) -> None:
-        """Forget what was seen."""
-        self._waiting.clear()
-        self._sums.zero_()
-
-    def _fold(self) -> None:
-        losses = torch.stack(self._waiting).to(self._sums)
-        finite = torch.isfinite(losses)
-        rows = torch.stack([torch.where(finite, losses, 0.0), finite.to(losses), (~finite).to(losses)])
-        self._sums += rows.sum(dim=1)
-        self._waiting.clear()
+        return [LossSum(*row) for row in zip(*self._rows.take(), strict=True)]
 
 
 def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> float:

@@ -199,11 +199,7 @@ class Replicas(Protocol):
         """
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Sequence[float] | None = None
     ) -> None:
         """Give every replica the mean of these tensors, laid out as :meth:`weights`. Collective.
 

@@ -126,7 +126,8 @@ class RankReplicas:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
         self._explores, self._moments_rule = values.explores, moments
         if self.has_others:  # a warm start makes them differ from the beginning
-            self._first_checksum = self._joined_checksum(self.weights())
+            parts = exchange_within(self._group, [float(self._health.checksum(self.weights()))])
+            self._first_checksum = joined_checksum([row[0] for row in parts])
             sums = exchange(self._group, [self._first_checksum])
             self._has_parted = len({row[0] for row in sums}) > 1
             if self._has_parted:
@@ -197,7 +198,7 @@ class RankReplicas:
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
-        moments = self._local_moments() if self._moments_rule == "average" else []
+        moments = self._averaged_moments()
         ought_to_be_equal = self.has_others and not self.differ
         # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
         looks_whether_they_part = (
@@ -218,20 +219,12 @@ class RankReplicas:
         every = self._exchanged(here, f"the sync at step {num_steps}") if self._group.joins else [here]
         if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
             every = [here if r == self.index else here.silent() for r in range(self.count)]
-        checksums = [message.checksum for message in every]
         if looks_whether_they_part:
-            self._look_whether_they_part(checksums)
+            self._look_whether_they_part([message.checksum for message in every])
         self._verdict = Verdict(None)
         if ought_to_be_equal:
-            are_finite = [bool(message.is_finite) for message in every]
-            self._verdict = self._equality.judge(
-                checksums,
-                are_finite,
-                weights,
-                lambda: names_of(self._whole(), self._optimizer, self._model),
-                num_steps,
-            )
-            self._has_parted = self._verdict.agreed is None and any(are_finite)
+            self._verdict = self._equality.judge(every, weights, self._names, num_steps)
+            self._has_parted = self._verdict.agreed is None and any(message.is_finite for message in every)
         return [
             Report(
                 LossSum(*message[:3]),
@@ -274,10 +267,6 @@ class RankReplicas:
         is_finite = float(self._health.all_finite(tensors))
         return all(row[0] for row in exchange_within(self._group, [is_finite]))
 
-    def _joined_checksum(self, weights: Sequence[Tensor]) -> float:
-        rows = exchange_within(self._group, [float(self._health.checksum(weights))])
-        return joined_checksum([row[0] for row in rows])
-
     # --- weights -------------------------------------------------------------------------------------
 
     def weights(self) -> list[Tensor]:
@@ -287,13 +276,16 @@ class RankReplicas:
     def _whole(self) -> list[Tensor]:
         return averaged_tensors(self._whole_optimizer, self._model)
 
+    def _names(self) -> list[str]:
+        return names_of(self._whole(), self._optimizer, self._model)
+
     @property
     def _whole_optimizer(self) -> Optimizer | None:
         """The optimizer, unless it holds a part that is another one on each rank."""
         return self._optimizer if self._partitioned_by is None else None
 
-    def _local_moments(self) -> list[Tensor]:
-        optimizer = self._whole_optimizer
+    def _averaged_moments(self) -> list[Tensor]:
+        optimizer = self._whole_optimizer if self._moments_rule == "average" else None
         return [] if optimizer is None else self._moments.of(moments_of(optimizer))
 
     def weights_written(self) -> None:
@@ -330,9 +322,8 @@ class RankReplicas:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
                 self.copy(min({*range(self.count)} - set(excluded)), excluded)
-            moments = self._local_moments() if self._moments_rule == "average" else []
-            tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
-            self._average_with(self._averager, tensors, excluded, weights)
+            tensors = [*self.weights(), *self._averaged_moments(), *like_weights, *self._buffers.tensors]
+            self._averager.average_(tensors, *self._share(excluded, weights))
             if self._moments_rule == "reset":
                 clear_state(state_owner(self._optimizer))
             self._has_parted = False
@@ -342,39 +333,21 @@ class RankReplicas:
         self._buffers.put_back()
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Sequence[float] | None = None
     ) -> None:
         """Give every replica the mean of these tensors. Collective."""
-        self._average_with(self._averager_of_copies, tensors, excluded, weights)
+        self._averager_of_copies.average_(tensors, *self._share(excluded, weights))
 
-    def _average_with(
-        self,
-        averager: Averager,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        weights: Sequence[float] | None,
-    ) -> None:
-        averager.average_(
-            tensors,
-            contribute=self.index not in excluded if weights is None else weights[self.index],
-            num_contributors=self.count - len(excluded) if weights is None else 1,
-        )
+    def _share(self, excluded: Collection[int], weights: Sequence[float] | None) -> tuple[float, int]:
+        """What this replica contributes to a mean, and how many do."""
+        if weights is None:
+            return self.index not in excluded, self.count - len(excluded)
+        return weights[self.index], 1
 
     def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give replicas all that another one holds. Collective."""
         if self.has_others:
-            heal(
-                self._group,
-                self._whole_optimizer,
-                self._model,
-                receivers=receivers,
-                donor=donor,
-                like_weights=like_weights,
-            )
+            heal(self._group, self._whole_optimizer, self._model, donor, receivers, like_weights)
             self.weights_written()
 
     def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:

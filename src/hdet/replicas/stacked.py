@@ -245,11 +245,7 @@ class StackedReplicas:
         self._have_parted = False
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Sequence[float] | None = None
     ) -> None:
         """Give every row the mean of these tensors."""
         average_rows(tensors, [r for r in range(self.count) if r not in excluded], weights)

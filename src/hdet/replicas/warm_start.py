@@ -84,16 +84,12 @@ def add_noise(
     else:
         stds = [noise_std(noise_scale, n, p.numel()) for n, p in zip(norms, parameters, strict=True)]
 
-    generators: dict[torch.device, torch.Generator] = {}
+    own_seed = derived_seed(seed, "warm_start", replica)
+    devices = {parameter.device for parameter in parameters}
+    generators = {device: torch.Generator(device).manual_seed(own_seed) for device in devices}
     for parameter, std in zip(parameters, stds, strict=True):
-        generator = generators.get(parameter.device)
-        if generator is None:
-            generator = torch.Generator(parameter.device).manual_seed(
-                derived_seed(seed, "warm_start", replica)
-            )
-            generators[parameter.device] = generator
         shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
-        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generator)
+        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generators[device])
         local_part(parameter).add_(_part_of(noise, parameter))
 
 
