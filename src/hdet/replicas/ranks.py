@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,7 +21,7 @@ from hdet.replicas.healing import Equality, Verdict, heal
 from hdet.replicas.health import Health
 from hdet.replicas.losses import LossMeter, LossSum, run_probe
 from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
-from hdet.replicas.port import Report, Values
+from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.tensors import (
     Buffers,
     LocalParts,
@@ -36,7 +36,7 @@ from hdet.replicas.tensors import (
     parameters_of,
     reshard,
 )
-from hdet.replicas.warm_start import add_noise
+from hdet.replicas.warm_start import Norm, add_noise
 from hdet.weak_hook import weak_hook
 
 _log = logging.getLogger(__name__)
@@ -116,12 +116,7 @@ class RankReplicas:
         return any(row[0] for row in exchange(self._group, [float(is_set)]))
 
     def attach(
-        self,
-        values: Values,
-        *,
-        moments: Literal["average", "keep", "reset"],
-        measures_gradients: bool,
-        step_made: Callable[[], None],
+        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
         self._explores, self._moments_rule = values.explores, moments
@@ -299,11 +294,7 @@ class RankReplicas:
         return as_saved(tensors, self._whole(), copies=copies)
 
     def average(
-        self,
-        excluded: Collection[int],
-        *,
-        like_weights: Sequence[Tensor] = (),
-        weights: Sequence[float] | None = None,
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
@@ -333,12 +324,12 @@ class RankReplicas:
         self._buffers.put_back()
 
     def average_tensors(
-        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Sequence[float] | None = None
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
     ) -> None:
         """Give every replica the mean of these tensors. Collective."""
         self._averager_of_copies.average_(tensors, *self._share(excluded, weights))
 
-    def _share(self, excluded: Collection[int], weights: Sequence[float] | None) -> tuple[float, int]:
+    def _share(self, excluded: Collection[int], weights: Shares) -> tuple[float, int]:
         """What this replica contributes to a mean, and how many do."""
         if weights is None:
             return self.index not in excluded, self.count - len(excluded)
@@ -350,7 +341,7 @@ class RankReplicas:
             heal(self._group, self._whole_optimizer, self._model, donor, receivers, like_weights)
             self.weights_written()
 
-    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+    def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
         self._require_whole("keep the same parameters")
         reshard(self._model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,10 @@ from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import all_finite, rows_are_finite
 from hdet.replicas.losses import LossRows, run_probe
-from hdet.replicas.port import Report, Values
+from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
-from hdet.replicas.warm_start import add_noise
+from hdet.replicas.warm_start import Norm, add_noise
 
 
 class StackedReplicas:
@@ -130,12 +130,7 @@ class StackedReplicas:
         return flag
 
     def attach(
-        self,
-        values: Values,
-        *,
-        moments: Literal["average", "keep", "reset"],
-        measures_gradients: bool,
-        step_made: Callable[[], None],
+        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
         if self._vectorizes and values.static_names:
@@ -225,11 +220,7 @@ class StackedReplicas:
         return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
 
     def average(
-        self,
-        excluded: Collection[int],
-        *,
-        like_weights: Sequence[Tensor] = (),
-        weights: Sequence[float] | None = None,
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
         if not self.differ:
@@ -245,7 +236,7 @@ class StackedReplicas:
         self._have_parted = False
 
     def average_tensors(
-        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Sequence[float] | None = None
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
     ) -> None:
         """Give every row the mean of these tensors."""
         average_rows(tensors, [r for r in range(self.count) if r not in excluded], weights)
@@ -257,7 +248,7 @@ class StackedReplicas:
         for tensor in [*self.rows.tensors(), *self.row_optimizer.matrices(), *like_weights]:
             tensor[rows] = tensor[donor].clone()
 
-    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+    def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
         parameters = list(self._model.parameters())
         held = [*parameters, *self._model.buffers()]

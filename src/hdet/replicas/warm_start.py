@@ -14,12 +14,14 @@ from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import is_sharded, local_part, widest_float
 
+Norm = Literal["tensor", "global"]
+
 
 def warm_start(
     model: nn.Module,
     noise_scale: float = 0.01,
     *,
-    norm: Literal["tensor", "global"] = "tensor",
+    norm: Norm = "tensor",
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     replica: int | None = None,
@@ -60,12 +62,7 @@ def warm_start(
 
 @torch.no_grad()
 def add_noise(
-    parameters: Sequence[Tensor],
-    noise_scale: float,
-    *,
-    norm: Literal["tensor", "global"],
-    seed: int,
-    replica: int,
+    parameters: Sequence[Tensor], noise_scale: float, *, norm: Norm, seed: int, replica: int
 ) -> None:
     """The noise of :func:`warm_start`, added to those of the parameters that are trained."""
     noise_scale = require_number("noise_scale", noise_scale, at_least=0)
