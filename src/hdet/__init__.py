@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hdet.explore import LearningRate as LearningRate
     from hdet.explore import Momentum as Momentum
     from hdet.explore import WeightDecay as WeightDecay
-    from hdet.explore.hyperparameter import Scalar as Scalar
+    from hdet.explore.hyperparameters import Scalar as Scalar
     from hdet.explore.module_attributes import AttentionScale as AttentionScale
     from hdet.explore.module_attributes import AttentionTemperature as AttentionTemperature
     from hdet.explore.module_attributes import Dropout as Dropout

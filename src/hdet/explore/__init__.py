@@ -3,8 +3,7 @@
 The members that live in models are in ``module_attributes``, imported when used.
 """
 
-from hdet.explore.hyperparameter import Hyperparameter
-from hdet.explore.optimizer_fields import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
+from hdet.explore.hyperparameters import Beta2, Epsilon, Hyperparameter, LearningRate, Momentum, WeightDecay
 from hdet.explore.tunable import Tunable
 from hdet.explore.values import ExploredValues
 

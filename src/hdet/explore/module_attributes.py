@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import require_kind
 from hdet.errors import NoEffectWarning, warn
-from hdet.explore.hyperparameter import Spreading, read_number
+from hdet.explore.hyperparameters import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_kind
-from hdet.explore.hyperparameter import Hyperparameter
+from hdet.explore.hyperparameters import Hyperparameter
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 from hdet.weak_hook import weak_hook

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
-from hdet.replicas.agreement import require_same_settings
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
-from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum
+from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum, require_same_settings
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.healing import Equality, Verdict, heal
@@ -25,7 +24,6 @@ from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.tensors import (
     Buffers,
     LocalParts,
-    as_saved,
     averaged_tensors,
     digest,
     is_dry_step,
@@ -35,6 +33,7 @@ from hdet.replicas.tensors import (
     names_of,
     parameters_of,
     reshard,
+    sharded_like,
 )
 from hdet.replicas.warm_start import Norm, add_noise
 from hdet.weak_hook import weak_hook
@@ -290,8 +289,9 @@ class RankReplicas:
             refresh_masters(self._layers)
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """What a checkpoint holds of tensors laid out as :meth:`weights`."""
-        return as_saved(tensors, self._whole(), copies=copies)
+        """What a checkpoint holds of them: sharded as their owners, for ``torch.distributed.checkpoint``."""
+        pairs = zip(tensors, self._whole(), strict=True)
+        return [sharded_like(part.detach().to("cpu", copy=copies), owner) for part, owner in pairs]
 
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None

@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
     must: str
     """The rule, after the name of the argument."""
     why: str
-    """The reason, and what to use instead."""
+    """The reason, and what to use instead; ``{}`` stands for the class."""
     use: Use = "always"
     got: str = "a {}"
     """How the class is named."""
@@ -60,7 +60,7 @@ OPTIMIZERS = [
     Refusal(
         _PARTITIONED,
         "step all parameters in every process while ranks make different trials",
-        f"{_PARTS}. Search with a plain optimizer, then build this one and give AutoLR what was found",
+        f"{_PARTS}. Search with a plain optimizer, then build the {{}} and give AutoLR what was found",
         "search",
     ),
     Refusal(
@@ -129,8 +129,8 @@ def refuse(name: str, things: Iterable[object], table: Sequence[Refusal], use: U
         for refusal in table:
             patterns = refusal.kinds if refusal.use == use else ()
             if any(fnmatch.fnmatchcase(known, pattern) for known in names for pattern in patterns):
-                got = refusal.got.format(kind.__name__)
-                raise refusal.error(f"{name} must {refusal.must}, got {got}: {refusal.why}")
+                got, why = (text.format(kind.__name__) for text in (refusal.got, refusal.why))
+                raise refusal.error(f"{name} must {refusal.must}, got {got}: {why}")
 
 
 def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> None:

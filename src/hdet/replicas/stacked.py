@@ -59,6 +59,7 @@ class StackedReplicas:
         self._has_local_gradients, self._joins_equal = False, joins_equal
         self._vectorizes, self._have_parted = vectorize, False
         self._losses = LossRows(count, self.rows.matrices[0].device)
+        self.add_loss, self.clear_losses = self._losses.add, self._losses.clear
         self._values: Values | None = None
         self._multipliers: dict[str, Sequence[float]] = {}  # of all rows, for each explored name
         self._measures_gradients = False
@@ -165,14 +166,6 @@ class StackedReplicas:
         return dict.fromkeys(multipliers, 1.0)
 
     # --- losses, scores, health ----------------------------------------------------------------------
-
-    def add_loss(self, loss: Tensor) -> None:
-        """Take the losses of a step, one for each replica."""
-        self._losses.add(loss)
-
-    def clear_losses(self) -> None:
-        """Forget the losses since the last exchange."""
-        self._losses.clear()
 
     def score(self) -> list[float]:
         """The loss on the probe of every replica."""

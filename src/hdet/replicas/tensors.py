@@ -123,17 +123,6 @@ def reshard(model: nn.Module | None) -> None:
             module.reshard()  # pyright: ignore[reportCallIssue]
 
 
-def as_saved(parts: Sequence[Tensor], owners: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-    """What a checkpoint holds of tensors laid out as the local parts of their owners: copies in host memory.
-
-    Where the owner is sharded so is the copy, which ``torch.distributed.checkpoint`` can save.
-    """
-    return [
-        sharded_like(part.detach().to("cpu", copy=copies), owner)
-        for part, owner in zip(parts, owners, strict=True)
-    ]
-
-
 def fitting(saved: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Tensors of a checkpoint in these shapes: of another number of rows, the first one stands for all."""
     parts = [local_part(whole) for whole in saved]

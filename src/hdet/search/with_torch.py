@@ -17,10 +17,9 @@ from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_number
 from hdet.errors import NotFiniteError
-from hdet.replicas.agreement import raising_together, require_same_settings
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, WeightsCopy
-from hdet.replicas.exchange import exchange, exchange_within
+from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import scalar_of
