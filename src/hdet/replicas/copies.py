@@ -137,14 +137,14 @@ class SlicedCopy:
         assert self.is_whole, "a part of a copy has no shapes"
         if self._shaped is not None:
             return self._shaped
-        made: list[Tensor | None] = [None] * len(self._layouts)
+        made: dict[int, Tensor] = {}
         for kind in self._kinds:
             for i, (start, stop) in zip(kind.indices, pairwise(kind.ends), strict=True):
                 shape, stride, is_complex = self._layouts[i]
                 flat = kind.kept[start:stop]
                 flat = torch.view_as_complex(flat.view(-1, 2)) if is_complex else flat
                 made[i] = flat.as_strided(shape, stride, flat.storage_offset())
-        self._shaped = [tensor for tensor in made if tensor is not None]
+        self._shaped = [made[i] for i in range(len(self._layouts))]
         return self._shaped
 
     # --- flat views ----------------------------------------------------------------------------------

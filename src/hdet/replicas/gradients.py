@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import is_sharded
+from hdet.replicas.group import ReplicaGroup, meshes_of
 
 
 class GradientExchange:
@@ -81,13 +80,9 @@ def mesh_of_replicas(group: ReplicaGroup, parameters: Sequence[Tensor]) -> Any |
     if group.process_group is None or group.count == 1:
         return None
     replicas = dist.get_process_group_ranks(group.process_group)
-    meshes: dict[int, Any] = {
-        id(mesh): mesh for mesh in (getattr(p, "device_mesh", None) for p in parameters if is_sharded(p))
-    }
-    for mesh in meshes.values():
-        for axis in range(mesh.ndim):
-            if dist.get_process_group_ranks(mesh.get_group(axis)) == replicas:
-                return mesh
+    for mesh in meshes_of(parameters):
+        if any(dist.get_process_group_ranks(mesh.get_group(i)) == replicas for i in range(mesh.ndim)):
+            return mesh
     return None
 
 

@@ -102,11 +102,8 @@ class Equality:
             )
 
     def _tell(self, odd: set[int], spoilt: set[int], shown: str, num_steps: int) -> None:
-        found = []
-        if spoilt:
-            found.append(f"the parameters of {_named(spoilt)} are not finite")
-        if odd:
-            found.append(f"those of {_named(odd)} differ from the others' ({shown})")
+        found = [f"the parameters of {_named(spoilt)} are not finite"] if spoilt else []
+        found += [f"those of {_named(odd)} differ from the others' ({shown})"] if odd else []
         if found:
             self._warn(
                 f"at step {num_steps} all replicas must hold the same parameters, but {' and '.join(found)}. "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -172,14 +173,16 @@ class LossRows:
         return [LossSum(*row) for row in zip(*self._rows.take(), strict=True)]
 
 
-def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> float:
-    """The loss that ``probe`` returns, with gradients off and the model in evaluation mode.
+@contextmanager
+def evaluating(model: nn.Module | None) -> Iterator[None]:
+    """Within the block gradients are off and the model is in evaluation mode.
 
     Module modes and the states of torch's generators are put back afterwards, also on an error.
 
     >>> layer = nn.Dropout(0.5)
-    >>> run_probe(lambda: layer(torch.ones(4)).sum(), layer)      # dropout is off
-    4.0
+    >>> with evaluating(layer):
+    ...     layer(torch.ones(4)).sum()      # dropout is off
+    tensor(4.)
     >>> layer.training
     True
     """
@@ -192,8 +195,7 @@ def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> f
         for module, _ in modes:
             module.training = False
         with torch.random.fork_rng(devices=devices, device_type=kind), torch.no_grad():
-            loss = probe()
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
-    return number_of("probe must return", loss)

@@ -147,11 +147,8 @@ def unused_answer(optimizer: Optimizer) -> list[float] | None:
 def unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
     """Put the parameter groups back if the block raises."""
     saved = [
-        {
-            key: value.clone() if key == "lr" and isinstance(value, Tensor) else value
-            for key, value in g.items()
-        }
-        for g in optimizer.param_groups
+        dict(group, lr=group["lr"].clone()) if isinstance(group.get("lr"), Tensor) else dict(group)
+        for group in optimizer.param_groups
     ]
     try:
         yield

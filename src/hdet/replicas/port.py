@@ -47,11 +47,9 @@ class Values(Protocol):
     """What replicas ask of the values that are explored; :class:`hdet.explore.ExploredValues` has it."""
 
     explores: bool
-
-    @property
-    def static_names(self) -> list[str]:
-        """What is read by the model itself, or elsewhere outside the optimizer."""
-        ...
+    """Whether replicas differ at all."""
+    static_names: list[str]
+    """What is read by the model itself, or elsewhere outside the optimizer."""
 
     def in_group(
         self, group_index: int, multipliers: Mapping[str, Sequence[float]]

@@ -18,7 +18,7 @@ from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.healing import Equality, Verdict, heal
 from hdet.replicas.health import Health
-from hdet.replicas.losses import LossMeter, LossSum, run_probe
+from hdet.replicas.losses import LossMeter, LossSum, evaluating, number_of
 from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
 from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.tensors import (
@@ -185,7 +185,9 @@ class RankReplicas:
     def score(self) -> list[float]:
         """The loss of this replica on the probe."""
         assert self._probe is not None
-        return [run_probe(self._probe, self._model)]
+        with evaluating(self._model):
+            loss = self._probe()
+        return [number_of("probe must return", loss)]
 
     def report(
         self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
@@ -357,8 +359,7 @@ class RankReplicas:
         """Copy the weights and buffers, each replica its part while all are equal."""
         reshard(self._model)
         buffers = [] if self._model is None else [local_part(buffer) for buffer in self._model.buffers()]
-        device = "cpu" if on_cpu else None
-        return WeightsCopy(self.weights(), buffers, self.equal_group(), device=device)
+        return WeightsCopy(self.weights(), buffers, self.equal_group(), "cpu" if on_cpu else None)
 
     def restore(self, point: WeightsCopy) -> None:
         """Put weights and buffers back, with an optimizer as before its first step. Collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -318,11 +319,8 @@ def split(batch: Any, num_parts: int) -> list[Any]:
     size = size_of(batch)
     edges = [i * size // num_parts for i in range(num_parts + 1)]
 
-    def part_of(leaf: Any, start: int, end: int) -> Any:
+    def part_of(start: int, end: int, leaf: Any) -> Any:
         has_examples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
         return leaf[start:end] if has_examples else leaf
 
-    return [
-        pytree.tree_map(lambda leaf, i=i: part_of(leaf, edges[i], edges[i + 1]), batch)
-        for i in range(num_parts)
-    ]
+    return [pytree.tree_map(partial(part_of, *ends), batch) for ends in pairwise(edges)]

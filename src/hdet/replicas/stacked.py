@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import all_finite, rows_are_finite
-from hdet.replicas.losses import LossRows, run_probe
+from hdet.replicas.losses import LossRows, evaluating
 from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
@@ -169,15 +169,9 @@ class StackedReplicas:
 
     def score(self) -> list[float]:
         """The loss on the probe of every replica."""
-        scores: list[float] = []
-
-        def score_all() -> float:
-            assert self.probe is not None
-            with self._static_values() as hold_static_of:
-                scores.extend(self.rows.scores(self.probe, hold_static_of, self.num_distinct))
-            return 0.0
-
-        run_probe(score_all, self._model)
+        assert self.probe is not None
+        with evaluating(self._model), self._static_values() as hold_static_of:
+            scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
 
     def report(

@@ -52,10 +52,8 @@ def warm_start(
     True
     """
     require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
-    if replica is None:
-        index = ReplicaGroup.of(process_group).index
-    else:
-        index = require_count("replica", replica, at_least=0)
+    index = ReplicaGroup.of(process_group).index if replica is None else replica
+    require_count("replica", index, at_least=0)
     require_count("seed", seed, at_least=0)
     add_noise(list(model.parameters()), noise_scale, norm=norm, seed=seed, replica=index)
 
