@@ -68,7 +68,7 @@ class LossSum(NamedTuple):
         return LossSum(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-class _DeviceSum:
+class DeviceSum:
     """Losses of one device: written to slots, folded into three sums when all slots are full.
 
     One small copy per loss is all that happens between syncs. Keeping a reference instead would be
@@ -77,7 +77,12 @@ class _DeviceSum:
     Args:
         device: of the losses.
         num_slots: losses that are summed together: each operation costs more than its arithmetic.
-        shape: of a loss; of one element for each replica where there are several here.
+        shape: of a loss; an element for each replica where there are several here.
+
+    >>> losses = DeviceSum(torch.device("cpu"), shape=(2,))
+    >>> losses.add(torch.tensor([1.0, float("nan")])); losses.add(torch.tensor([3.0, 4.0]))
+    >>> losses.take()
+    [[4.0, 4.0], [2.0, 1.0], [0.0, 1.0]]
     """
 
     def __init__(self, device: torch.device, num_slots: int = 256, shape: tuple[int, ...] = ()) -> None:
@@ -89,19 +94,24 @@ class _DeviceSum:
         self._used = 0
 
     def add(self, loss: Tensor) -> None:
+        """Take one loss."""
         self._slots[self._used].copy_(loss)
         self._used += 1
         if self._used == self._num_slots:
             self._fold()
 
     def take(self) -> Any:
-        """The sums as a list: of finite losses, and how many were finite and were not."""
+        """The sums since the last call: of finite losses, and how many were finite and were not.
+
+        Waits for the device.
+        """
         self._fold()
         sums = self._sums.tolist()
         self.clear()
         return sums
 
     def clear(self) -> None:
+        """Forget what was seen."""
         self._used = 0
         self._sums.zero_()
 
@@ -125,8 +135,8 @@ class LossMeter:
     """
 
     def __init__(self) -> None:
-        self._devices: dict[torch.device, _DeviceSum] = {}
-        self._last: _DeviceSum | None = None
+        self._devices: dict[torch.device, DeviceSum] = {}
+        self._last: DeviceSum | None = None
         self._host = LossSum()
 
     def add(self, loss: Tensor | float) -> None:
@@ -135,7 +145,7 @@ class LossMeter:
             loss = scalar_of("loss must be", loss.detach())
             last = self._last
             if last is None or loss.device != last.device:
-                last = self._last = self._devices.setdefault(loss.device, _DeviceSum(loss.device))
+                last = self._last = self._devices.setdefault(loss.device, DeviceSum(loss.device))
             last.add(loss)
             return
         if isinstance(loss, int):
@@ -153,24 +163,6 @@ class LossMeter:
         for device_sum in self._devices.values():
             total = total.plus(LossSum(*device_sum.take()))
         return total
-
-
-class LossRows:
-    """Collects one loss for each of N replicas at every step, on their device.
-
-    >>> rows = LossRows(2, torch.device("cpu"))
-    >>> rows.add(torch.tensor([1.0, float("nan")])); rows.add(torch.tensor([3.0, 4.0]))
-    >>> [row.total for row in rows.take()]
-    [4.0, 4.0]
-    """
-
-    def __init__(self, num_replicas: int, device: torch.device) -> None:
-        self._rows = _DeviceSum(device, num_slots=64, shape=(num_replicas,))
-        self.add, self.clear = self._rows.add, self._rows.clear
-
-    def take(self) -> list[LossSum]:
-        """What was seen since the last call; waits for the device."""
-        return [LossSum(*row) for row in zip(*self._rows.take(), strict=True)]
 
 
 @contextmanager

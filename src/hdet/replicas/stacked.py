@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import all_finite, rows_are_finite
-from hdet.replicas.losses import LossRows, evaluating
+from hdet.replicas.health import Health, rows_are_finite
+from hdet.replicas.losses import DeviceSum, LossSum, evaluating
 from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
@@ -58,7 +58,7 @@ class StackedReplicas:
         self._model, self._optimizer = model, optimizer
         self._has_local_gradients, self._joins_equal = False, joins_equal
         self._vectorizes, self._have_parted = vectorize, False
-        self._losses = LossRows(count, self.rows.matrices[0].device)
+        self._losses = DeviceSum(self.rows.matrices[0].device, num_slots=64, shape=(count,))
         self.add_loss, self.clear_losses = self._losses.add, self._losses.clear
         self._values: Values | None = None
         self._multipliers: dict[str, Sequence[float]] = {}  # of all rows, for each explored name
@@ -182,15 +182,16 @@ class StackedReplicas:
         finite = rows_are_finite([*self.weights(), *moments])
         finite *= self.count // len(finite)
         every = [None] * self.count if scores is None else scores
+        losses = [LossSum(*row) for row in zip(*self._losses.take(), strict=True)]
         norms = [None] * self.count if self._gradient_norms is None else self._gradient_norms.tolist()
         return [
-            Report(losses, is_finite, score, gradient_norm=norm)
-            for losses, is_finite, score, norm in zip(self._losses.take(), finite, every, norms, strict=True)
+            Report(loss, is_finite, score, gradient_norm=norm)
+            for loss, is_finite, score, norm in zip(losses, finite, every, norms, strict=True)
         ]
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors are finite."""
-        return all_finite(tensors)
+        return Health().all_finite(tensors)
 
     # --- weights -------------------------------------------------------------------------------------
 
