@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from hdet.explore import LearningRate as LearningRate
     from hdet.explore import Momentum as Momentum
     from hdet.explore import WeightDecay as WeightDecay
+    from hdet.explore.hyperparameters import Scalar as Scalar
     from hdet.explore.module_attributes import AttentionScale as AttentionScale
     from hdet.explore.module_attributes import AttentionTemperature as AttentionTemperature
     from hdet.explore.module_attributes import Dropout as Dropout
     from hdet.explore.module_attributes import LabelSmoothing as LabelSmoothing
     from hdet.explore.module_attributes import ModuleAttribute as ModuleAttribute
-    from hdet.explore.scalar import Scalar as Scalar
     from hdet.joint_optimizer import JointOptimizer as JointOptimizer
     from hdet.method.controller import Controller as Controller
     from hdet.method.guard import Guard as Guard

@@ -17,7 +17,7 @@ from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
-from hdet.replicas.agreement import raising_together
+from hdet.replicas.exchange import raising_together
 from hdet.replicas.optimizers import peak_rate, plain_optimizer, unchanged_on_error, unused_answer
 from hdet.replicas.tensors import parameters_of
 from hdet.search.found import FoundLR

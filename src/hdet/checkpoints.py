@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,18 +60,14 @@ class Checkpoint:
                     "were saved, under the same names"
                 )
 
-        def place(name: str) -> int:
-            return 0 if isinstance(parts[name], nn.Module) else 1 if isinstance(parts[name], Optimizer) else 2
+        def is_later(name: str) -> tuple[bool, bool]:
+            return not isinstance(parts[name], nn.Module), not isinstance(parts[name], Optimizer)
 
-        order = sorted(parts, key=place)
-        for name in order:
-            self._try(_require_fit, name, parts[name])
-        for name in order:
-            self._try(_load, name, parts[name])
-
-    def _try(self, act: Callable[[Any, Any], None], name: str, part: Any) -> None:
+        name = ""
         try:
-            act(_inner(part), self.states[name])
+            for act in (_require_fit, _load):
+                for name in sorted(parts, key=is_later):
+                    act(_inner(parts[name]), self.states[name])
         except Exception as error:
             raise CheckpointError(f"{name} cannot be loaded from {self.path}: {_words(error)}") from error
 
@@ -155,7 +151,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint | None:
     """Read and check the newest sound checkpoint, without loading it anywhere; None if there is none."""
     broken: list[str] = []
     found = None
-    for file in reversed(_files(Path(path))):
+    for _, file in reversed(_files(Path(path))):
         try:
             found = _read(file, broken)
             break
@@ -199,16 +195,14 @@ def _write(target: Path, content: dict[str, Any]) -> None:
         unfinished.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise OSError(
             error.errno,
             f"the checkpoint cannot be written ({error.strerror}), and those before it are as they were: "
             "free some space, or give another folder",
             str(target),
         ) from error
-    except BaseException:
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
 
 
 class _Sealed:
@@ -310,20 +304,16 @@ def _is_plain(value: Any) -> bool:
 # --- the folder ------------------------------------------------------------------------------------------
 
 
-def _files(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, by step."""
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """The steps of a folder's checkpoints and their files, by step."""
     found = [(re.fullmatch(r"step-(\d+)\.pt", file.name), file) for file in folder.glob("step-*.pt")]
-    return [file for _, file in sorted((int(match[1]), file) for match, file in found if match)]
-
-
-def _step_of(file: Path) -> int:
-    return int(file.stem.partition("-")[2])
+    return sorted((int(match[1]), file) for match, file in found if match)
 
 
 def _require_none_later(folder: Path, step: int) -> None:
     """Raise where the folder has got further. Such checkpoints would be loaded in place of this one."""
-    for file in _files(folder):
-        if _step_of(file) > step:
+    for file_step, file in _files(folder):
+        if file_step > step:
             try:
                 with file.open("rb") as opened:
                     _verify(opened)
@@ -337,7 +327,7 @@ def _require_none_later(folder: Path, step: int) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    for file in _files(folder)[:-keep]:
+    for _, file in _files(folder)[:-keep]:
         file.unlink()
     for file in folder.glob("step-*.pt.tmp"):  # of a process that was killed
         file.unlink()
@@ -376,7 +366,10 @@ def _require_fit(part: Any, state: Any) -> None:
             raise ValueError(
                 f"the optimizer must have groups of {theirs} parameters as in the file, got {ours}"
             )
-    elif isinstance(part, nn.Module) and not any(_has_load_hooks(m) for m in part.modules()):
+    elif isinstance(part, nn.Module):
+        # A module with hooks may change what it is given before it takes it.
+        if any(module._load_state_dict_pre_hooks for module in part.modules()):  # noqa: SLF001
+            return
         ours, theirs = _shapes(part.state_dict()), _shapes(state)
         differ = [
             f"{name} ({theirs.get(name, 'nothing')} in the file, {ours.get(name, 'nothing')} in the model)"
@@ -389,15 +382,8 @@ def _require_fit(part: Any, state: Any) -> None:
             )
 
 
-def _has_load_hooks(module: nn.Module) -> bool:
-    """Whether it may change what it is given before it takes it."""
-    return bool(module._load_state_dict_pre_hooks)  # noqa: SLF001
-
-
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {
-        name: list(value.shape) if isinstance(value, torch.Tensor) else [] for name, value in state.items()
-    }
+    return {name: list(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 def _inner(part: Any) -> Any:

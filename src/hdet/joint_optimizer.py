@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -70,14 +71,11 @@ class JointOptimizer(Optimizer):
                 f"state_dict must hold {sum(counts)} parameter groups, got {len(groups)}: build the "
                 "optimizers that it was saved with"
             )
-        first = 0
+        left = iter(groups)
         for one, count in zip(self.optimizers, counts, strict=True):
-            mine = groups[first : first + count]
-            first += count
-            indices = {index for group in mine for index in group["params"]}
-            one.load_state_dict(
-                {"state": {i: s for i, s in state.items() if i in indices}, "param_groups": mine}
-            )
+            mine = list(islice(left, count))
+            held = {i: state[i] for group in mine for i in group["params"] if i in state}
+            one.load_state_dict({"state": held, "param_groups": mine})
         self.param_groups[:] = [group for one in self.optimizers for group in one.param_groups]
 
 

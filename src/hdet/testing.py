@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hdet.checks import require_choice, require_count, require_number
-
-__all__ = ["KINDS", "Fault", "Faults"]
 
 KINDS = {
     "kill": "the process ends at once, as by the kernel",
@@ -39,6 +37,7 @@ KINDS = {
 """All kinds of faults, and what they do."""
 
 _SECONDS = {"hang": 3600.0, "slow": 0.1}
+"""How long they take if they are not told."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,12 @@ class Faults:
         for fault in self._due(step, "kill", "hang", "slow", "nan_parameters", "scaled_parameters"):
             if fault.kind == "kill":
                 os._exit(1)
-            elif fault.kind in ("hang", "slow"):
-                time.sleep(
-                    (3600 if fault.kind == "hang" else 0.1) if fault.seconds is None else fault.seconds
-                )
+            elif fault.kind in _SECONDS:
+                time.sleep(_SECONDS[fault.kind] if fault.seconds is None else fault.seconds)
+            elif model is None:
+                raise ValueError(f"model must be given to before_step() for the fault {fault.name}, got None")
             else:
-                for parameter in _given(model, fault).parameters():
+                for parameter in model.parameters():
                     parameter.mul_(math.nan if fault.kind == "nan_parameters" else fault.factor)
 
     def loss(self, step: int, loss: Tensor) -> Tensor:
@@ -156,10 +155,8 @@ class Faults:
         Around nothing else: while a disk is full, no file of the process can be written.
         """
         limits = self._due(step, "kill_while_saving", "full_disk")
-        if limits:
-            with _limited_files(limits[0].num_bytes, kills=limits[0].kind == "kill_while_saving"):
-                yield
-        else:
+        kills = bool(limits) and limits[0].kind == "kill_while_saving"
+        with _limited_files(limits[0].num_bytes, kills=kills) if limits else nullcontext():
             yield
         if self._due(step, "torn_checkpoint"):
             files = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -181,12 +178,6 @@ def _this_replica() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ.get("RANK", "0"))
-
-
-def _given(model: nn.Module | None, fault: Fault) -> nn.Module:
-    if model is None:
-        raise ValueError(f"model must be given to before_step() for the fault {fault.name}, got None")
-    return model
 
 
 @contextmanager

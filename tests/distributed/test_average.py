@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hdet.replicas import Averager, ReplicaGroup
-from hdet.replicas.health import all_finite
+from hdet.replicas.health import Health
 from tests.helpers.replicas import run_replicas
 
 
@@ -120,11 +120,11 @@ def test_alone_nothing_happens() -> None:
 def test_one_bad_element_is_found_in_any_tensor(bad: float) -> None:
     for i in range(len(tensors_of(0))):
         tensors = tensors_of(0)
-        assert all_finite(tensors)
+        assert Health().all_finite(tensors)
         if tensors[i].numel():
             tensors[i].view(-1)[-1:].fill_(bad) if tensors[i].is_contiguous() else tensors[i][-1].fill_(bad)
-            assert not all_finite(tensors)
+            assert not Health().all_finite(tensors)
 
 
 def test_large_half_precision_values_are_finite() -> None:
-    assert all_finite([torch.full((1000,), 60000.0, dtype=torch.float16)])
+    assert Health().all_finite([torch.full((1000,), 60000.0, dtype=torch.float16)])

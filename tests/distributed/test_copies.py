@@ -206,7 +206,7 @@ def _copy_of_a_bad_start(rank: int) -> list[list[Tensor]]:
         warnings.simplefilter("ignore")
         healed = run.train(until=SYNC)
     run.train(until=2 * SYNC)
-    run.auto.steering._initial.restore()  # pyright: ignore[reportAttributeAccessIssue]
+    run.auto.replicas.restore(run.auto.steering._initial)  # pyright: ignore[reportAttributeAccessIssue]
     return [healed, run.weights()]
 
 

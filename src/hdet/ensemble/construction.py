@@ -23,7 +23,7 @@ from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
-from hdet.replicas.agreement import raising_together
+from hdet.replicas.exchange import raising_together
 from hdet.replicas.gradients import require_local_gradients
 from hdet.replicas.optimizers import optimizer_layers, plain_model, plain_scheduler
 from hdet.replicas.refusals import OPTIMIZERS, refuse

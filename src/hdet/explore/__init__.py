@@ -1,10 +1,9 @@
 """What can differ between replicas: where a value lives, how it is spread, and how it is written.
 
-The members that live in models and elsewhere are in ``module_attributes`` and ``scalar``, imported when used.
+The members that live in models are in ``module_attributes``, imported when used.
 """
 
-from hdet.explore.hyperparameter import Hyperparameter
-from hdet.explore.optimizer_fields import Beta2, Epsilon, LearningRate, Momentum, WeightDecay
+from hdet.explore.hyperparameters import Beta2, Epsilon, Hyperparameter, LearningRate, Momentum, WeightDecay
 from hdet.explore.tunable import Tunable
 from hdet.explore.values import ExploredValues
 

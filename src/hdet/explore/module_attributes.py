@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import require_kind
 from hdet.errors import NoEffectWarning, warn
-from hdet.explore.hyperparameter import Spreading, read_number
+from hdet.explore.hyperparameters import Spreading, read_number
 from hdet.explore.slots import FunctionSlot
 from hdet.explore.tunable import Tunable
 
@@ -28,12 +27,13 @@ class _OfAttribute(_Of):
     attribute: str
 
 
-class _ModuleSlots(Spreading):
+@dataclass(frozen=True, eq=False)
+class _ModuleSlots(Spreading, _Of):
     """Mechanism of the members below: attributes of the modules that match, on one tunable."""
 
-    model: nn.Module
-    pattern: str
-    looked_for: ClassVar[str] = ""
+    pattern: str = "*"
+    """Which modules, by the name that ``model.named_modules()`` gives them."""
+
     changes_loss: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -44,33 +44,32 @@ class _ModuleSlots(Spreading):
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:
         """One tunable for all modules that match; each keeps its own base."""
-        name = self._name()
+        name, looked_for = self._words()
         slots = []
         for path, module in self.model.named_modules():
             path = path.replace("_orig_mod.", "").removeprefix("module.")  # of torch.compile and of DDP
-            if fnmatch.fnmatchcase(path, self.pattern):
-                for attribute in self._attributes(module):
-                    where = f"{name} of {path or type(module).__name__}"
-                    value = getattr(module, attribute)
-                    if isinstance(value, bool) or value != 0:  # zero stays zero under any factor
-                        read_number(where, value)
-                        slots.append(_attribute_slot(module, attribute))
+            attribute = self._attribute(module) if fnmatch.fnmatchcase(path, self.pattern) else None
+            if attribute is not None:
+                value = getattr(module, attribute)
+                if isinstance(value, bool) or value != 0:  # zero stays zero under any factor
+                    read_number(f"{name} of {path or type(module).__name__}", value)
+                    slots.append(_attribute_slot(module, attribute))
         if not slots:
             warn(
-                f"{type(self).__name__} found no {self._looked_for()} in {type(self.model).__name__}, "
+                f"{type(self).__name__} found no {looked_for} in {type(self.model).__name__}, "
                 f"pattern {self.pattern!r}: nothing is explored",
                 NoEffectWarning,
             )
-        return self._tunable(name, slots, changes_loss=self.changes_loss)
+            return []
+        return [self._tunable(name, slots, changes_loss=self.changes_loss)]
 
-    def _name(self) -> str:
+    def _words(self) -> tuple[str, str]:
+        """The name of the tunable, and what is looked for."""
         raise NotImplementedError
 
-    def _attributes(self, module: nn.Module) -> Sequence[str]:
+    def _attribute(self, module: nn.Module) -> str | None:
+        """The attribute of a module that is explored, if it has one."""
         raise NotImplementedError
-
-    def _looked_for(self) -> str:
-        return self.looked_for
 
 
 def _attribute_slot(module: nn.Module, attribute: str) -> FunctionSlot:
@@ -80,48 +79,34 @@ def _attribute_slot(module: nn.Module, attribute: str) -> FunctionSlot:
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleAttribute(_ModuleSlots, Spreading, _OfAttribute):
+class ModuleAttribute(_ModuleSlots, _OfAttribute):
     """Explore a float attribute of modules, such as the drop rate of stochastic depth.
 
     ``ModuleAttribute(model, "drop_prob", spread=0.3, bounds=(0, 0.5))``
     """
 
-    pattern: str = "*"
-    """Which modules, by the name that ``model.named_modules()`` gives them."""
+    def _words(self) -> tuple[str, str]:
+        return self.attribute, f"attribute {self.attribute!r} above zero"
 
-    def _name(self) -> str:
-        return self.attribute
-
-    def _attributes(self, module: nn.Module) -> Sequence[str]:
-        has_it = hasattr(module, self.attribute) and not isinstance(
-            getattr(module, self.attribute), (nn.Module, Tensor)
-        )
-        return [self.attribute] if has_it else []
-
-    def _looked_for(self) -> str:
-        return f"attribute {self.attribute!r} above zero"
+    def _attribute(self, module: nn.Module) -> str | None:
+        is_other = isinstance(getattr(module, self.attribute, None), (nn.Module, Tensor))
+        return self.attribute if hasattr(module, self.attribute) and not is_other else None
 
 
 @dataclass(frozen=True, eq=False)
-class Dropout(_ModuleSlots, Spreading, _Of):
+class Dropout(_ModuleSlots):
     """Explore dropout rates: every ``nn.Dropout*``, and ``dropout`` of attention and recurrent modules."""
 
     spread: float = 0.3
     bounds: tuple[float, float] | None = (0.0, 0.9)
-    pattern: str = "*"
-    """Which modules, by the name that ``model.named_modules()`` gives them."""
 
-    looked_for = "dropout rate above zero"
+    def _words(self) -> tuple[str, str]:
+        return "dropout", "dropout rate above zero"
 
-    def _name(self) -> str:
-        return "dropout"
-
-    def _attributes(self, module: nn.Module) -> Sequence[str]:
-        if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
-            return ["p"] if module.p > 0 else []
-        if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-            return ["dropout"] if module.dropout > 0 else []
-        return []
+    def _attribute(self, module: nn.Module) -> str | None:
+        name = "dropout" if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) else ""
+        name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else name  # noqa: SLF001
+        return name if name and getattr(module, name) > 0 else None
 
 
 class AttentionScale(nn.Module):
@@ -145,43 +130,33 @@ class AttentionScale(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionTemperature(_ModuleSlots, Spreading, _Of):
+class AttentionTemperature(_ModuleSlots):
     """Explore the scale on attention logits (one over the temperature).
 
     It looks for :class:`AttentionScale` modules and for attention modules that expose their scale as a
     float: ``attention_scale``, ``softmax_scale``, ``scaling`` (Hugging Face) or ``scale`` (timm).
     """
 
-    pattern: str = "*"
-    """Which modules, by the name that ``model.named_modules()`` gives them."""
+    def _words(self) -> tuple[str, str]:
+        return "attention_scale", "AttentionScale, attention_scale, softmax_scale, scaling or scale"
 
-    looked_for = "AttentionScale, attention_scale, softmax_scale, scaling or scale"
-
-    def _name(self) -> str:
-        return "attention_scale"
-
-    def _attributes(self, module: nn.Module) -> Sequence[str]:
-        for attribute in ("attention_scale", "softmax_scale", "scaling", "scale"):
-            if isinstance(getattr(module, attribute, None), float):
-                return [attribute]
-        return []
+    def _attribute(self, module: nn.Module) -> str | None:
+        known = ("attention_scale", "softmax_scale", "scaling", "scale")
+        return next((name for name in known if isinstance(getattr(module, name, None), float)), None)
 
 
 @dataclass(frozen=True, eq=False)
-class LabelSmoothing(_ModuleSlots, Spreading, _Of):
+class LabelSmoothing(_ModuleSlots):
     """Explore ``label_smoothing`` of ``nn.CrossEntropyLoss`` modules. It changes the loss: give a probe."""
 
     spread: float = 0.5
     bounds: tuple[float, float] | None = (0.0, 0.5)
-    pattern: str = "*"
-    """Which modules, by the name that ``model.named_modules()`` gives them."""
 
-    looked_for = "CrossEntropyLoss with label_smoothing above zero"
     changes_loss = True
 
-    def _name(self) -> str:
-        return "label_smoothing"
+    def _words(self) -> tuple[str, str]:
+        return "label_smoothing", "CrossEntropyLoss with label_smoothing above zero"
 
-    def _attributes(self, module: nn.Module) -> Sequence[str]:
+    def _attribute(self, module: nn.Module) -> str | None:
         is_smoothed = isinstance(module, nn.CrossEntropyLoss) and module.label_smoothing > 0
-        return ["label_smoothing"] if is_smoothed else []
+        return "label_smoothing" if is_smoothed else None

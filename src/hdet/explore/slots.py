@@ -129,8 +129,8 @@ class FunctionSlot(_Slot):
         get: reads the value.
         set: writes it.
         is_complement: factors apply to one minus the value, as suits a momentum close to one.
-        is_static: nobody else writes it at every step, so it is enough to write it at syncs.
-        save: puts a value where a saved optimizer holds this slot.
+        save: puts a value where a saved optimizer holds this slot; None for a place outside the optimizer,
+            which is static.
         group_index: of the optimizer's group that holds it, if one does.
         column: what the value is called there.
         bounds: what is put stays between them, also while the schedule moves.
@@ -142,7 +142,6 @@ class FunctionSlot(_Slot):
         set: Callable[[float], None],
         *,
         is_complement: bool = False,
-        is_static: bool = True,
         save: Callable[[dict[str, Any], float], None] | None = None,
         group_index: int = -1,
         column: str = "",
@@ -150,7 +149,7 @@ class FunctionSlot(_Slot):
     ) -> None:
         super().__init__(group_index, column)
         self._get, self._set, self._save, self._bounds = get, set, save, bounds
-        self.is_complement, self.is_static = is_complement, is_static
+        self.is_complement, self.is_static = is_complement, save is None
         self.scheduled = self._last_put = get()
 
     def bind(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hdet.explore.slots import Slot
@@ -11,48 +12,37 @@ from hdet.method.controller import ControllerState
 from hdet.method.fan_out import factor_limits, multiplier_at, usable_share
 
 
+@dataclass(eq=False)
 class Tunable:
     """One explored scalar: its slots, its spread, and what the controller has learned of it.
 
     The base is the scheduled value times a correction. A controller of the paper's form holds a base of its
     own instead. Several slots of one tunable share its multiplier and move in proportion. Where the slots
     are complements (a momentum), all of this applies to one minus the value.
-
-    Args:
-        name: of the hyperparameter, unique in an ensemble.
-        slots: where the value lives.
-        spread: half-width of the multipliers.
-        scale: ``"linear"`` or ``"log"`` spacing of the multipliers.
-        bounds: every replica's value stays between them.
-        floor: where ``decay="floor"`` takes the base.
-        changes_loss: whether losses of replicas with different values cannot be compared.
-        is_scheduled: whether a schedule moves the value, so that where it stands now says little.
     """
 
-    def __init__(
-        self,
-        name: str,
-        slots: Sequence[Slot],
-        *,
-        spread: float,
-        scale: str = "linear",
-        bounds: tuple[float, float] | None = None,
-        floor: float | None = None,
-        changes_loss: bool = False,
-        is_scheduled: bool = False,
-    ) -> None:
-        self.name = name
-        self.slots = list(slots)
-        self.spread, self.scale, self.floor = spread, scale, floor
-        self.changes_loss = changes_loss
-        self.bounds = bounds
+    name: str
+    """Of the hyperparameter, unique in an ensemble."""
+    slots: Sequence[Slot]
+    """Where the value lives."""
+    spread: float
+    """Half-width of the multipliers."""
+    scale: str = "linear"
+    """``"linear"`` or ``"log"`` spacing of the multipliers."""
+    bounds: tuple[float, float] | None = None
+    """Every replica's value stays between them."""
+    floor: float | None = None
+    """Where ``decay="floor"`` takes the base."""
+    changes_loss: bool = False
+    """Whether losses of replicas with different values cannot be compared."""
+    is_scheduled: bool = False
+    """Whether a schedule moves the value, so that where it stands now says little."""
+
+    def __post_init__(self) -> None:
         self._is_complement = self.changes_moments = self.slots[0].is_complement
-        self.is_scheduled = is_scheduled
-        self.position, self.multiplier = 0.0, 1.0
-        self.correction = 1.0
+        self.position, self.multiplier, self.correction, self.decay = 0.0, 1.0, 1.0, 0.0
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
-        self.decay = 0.0
         self.share = 1.0
         """How much of the spread is used in this round, from 0 to 1."""
         self.narrow_spread()

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_kind
-from hdet.explore.hyperparameter import Hyperparameter
+from hdet.explore.hyperparameters import Hyperparameter
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 from hdet.weak_hook import weak_hook
@@ -54,6 +54,8 @@ class ExploredValues:
         self.learning_rates = [tunable for tunable in self.tunables if tunable.is_scheduled]
         self.explores = any(tunable.spread > 0 for tunable in self.tunables)
         """Whether replicas differ at all."""
+        self.static_names = [t.name for t in self.tunables if any(slot.is_static for slot in t.slots)]
+        """What is read by the model itself, or elsewhere outside the optimizer."""
         self.slots = [slot for tunable in self.tunables for slot in tunable.slots]
         self.every_slot = SlotWriter(self.slots)
         """Writes all of them, at syncs."""
@@ -120,18 +122,13 @@ class ExploredValues:
             if not slot.is_static and slot.group_index == group_index
         }
 
-    @property
-    def static_names(self) -> list[str]:
-        """What is read by the model itself, or elsewhere outside the optimizer."""
-        return [t.name for t in self.tunables if any(slot.is_static for slot in t.slots)]
-
     def use_static(self, multipliers: Mapping[str, float]) -> None:
         """Write these multiples where the model reads them; the rest stays."""
-        static = [tunable for tunable in self.tunables if tunable.slots[0].is_static]
-        if static:
+        if self.static_names:
             with self.rewriting():
-                for tunable in static:
-                    tunable.set_slots(multipliers[tunable.name])
+                for tunable in self.tunables:
+                    if tunable.name in self.static_names:
+                        tunable.set_slots(multipliers[tunable.name])
 
     # --- the optimizer's own checkpoint ---------------------------------------------------------------
 

@@ -75,10 +75,8 @@ def factor_limits(
     >>> factor_limits(0.2, 0.0, 0.5, spread=1.0)
     (0.0, 2.0)
     """
-    return (
-        low / multiplier_at(-0.25, spread, scale) / base,
-        high / multiplier_at(0.25, spread, scale) / base,
-    )
+    lowest, highest = multiplier_at(-0.25, spread, scale), multiplier_at(0.25, spread, scale)
+    return low / lowest / base, high / highest / base
 
 
 DESIGNS = ("random", "latin", "factorial")

@@ -97,17 +97,14 @@ def watch(memory: GuardMemory, loss: float, guard: Guard, *, must_have_learnt: b
     """
     if memory.num_good == 0:
         return GuardMemory(first=loss, level=loss, lowest=loss, last=loss, num_good=1)
-    gain = memory.first - memory.lowest
-    has_learnt = gain > _LEARNT * abs(memory.first)
-    count = memory.num_good - 1
+    first, lowest, count = memory.first, memory.lowest, memory.num_good - 1
+    gain = first - lowest
+    has_learnt = gain > _LEARNT * abs(first)
     noise = math.sqrt(memory.variance / (1 - 0.9**count)) if count >= _MIN_ROUNDS else math.inf
-    limit = (
-        memory.lowest + max(guard.lost * gain, _CLEAR * noise)
-        if has_learnt
-        else memory.first + max(_WORSE * abs(memory.first), _CLEAR * noise)
-    )
+    clear = _CLEAR * noise
+    limit = lowest + max(guard.lost * gain, clear) if has_learnt else first + max(_WORSE * abs(first), clear)
     if must_have_learnt and guard.expected_loss is not None:
-        limit = min(limit, max(guard.expected_loss, memory.lowest + _CLEAR * noise))
+        limit = min(limit, max(guard.expected_loss, lowest + clear))
     if loss > limit:
         return memory._replace(num_bad=memory.num_bad + 1)
     level = 0.7 * memory.level + 0.3 * loss

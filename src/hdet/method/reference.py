@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from hdet.method.controller import (
     Controller,
     ControllerState,
-    auto_temperature,
     floor_matching,
     joint_signals,
     log_update,
@@ -122,6 +121,14 @@ def train(
             return planned
         return state.base if controller.form == "paper" else math.exp(state.base) * planned
 
+    def decay(group: int, start: float) -> float:
+        assert controller is not None
+        if controller.decay != "floor":
+            return controller.decay
+        assert floors is not None, "decay='floor' needs floors"
+        num_rounds = num_controlled_rounds(controller.start, sync_every, total_steps)
+        return floor_matching(start, floors[group], num_rounds)
+
     for t in range(1, total_steps + 1):
         # Fan-out: every replica has its own value, all share one gradient (eqs. 1, 2, 9).
         bases = [base(g, t - 1) for g in groups]
@@ -154,10 +161,7 @@ def train(
         weights, signals = [1 / num_replicas for _ in replicas], [0.0 for _ in groups]
         if controller is not None and t % sync_every == 0 and t >= controller.start:
             if controller.form == "paper":
-                temperature = controller.temperature
-                weights = softmax_weights(
-                    losses, auto_temperature(losses) if temperature == "auto" else temperature
-                )
+                weights = softmax_weights(losses, controller.temperature)
             else:
                 signals = joint_signals(places, losses)
             for g in groups:
@@ -165,7 +169,7 @@ def train(
                 if controller.form == "paper":
                     if state is None:  # take over the base where the plan has brought it
                         state = ControllerState(bases[g])
-                        decays[g] = _decay(controller, bases[g], floors, g, sync_every, total_steps)
+                        decays[g] = decay(g, bases[g])
                     signals[g] = weighted_deviation(weights, [values[r][g] for r in replicas])
                     control[g] = paper_update(
                         state,
@@ -192,21 +196,6 @@ def train(
     if tail:
         theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]
     return Trace(steps, rounds, theta)
-
-
-def _decay(
-    controller: Controller,
-    start: float,
-    floors: Sequence[float] | None,
-    group: int,
-    sync_every: int,
-    total_steps: int,
-) -> float:
-    if controller.decay != "floor":
-        return controller.decay
-    assert floors is not None, "decay='floor' needs floors"
-    num_rounds = num_controlled_rounds(controller.start, sync_every, total_steps)
-    return floor_matching(start, floors[group], num_rounds)
 
 
 def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:

@@ -9,7 +9,6 @@ from hdet.replicas.gradients import finite_mean_hook
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.port import Replicas, Report
 from hdet.replicas.ranks import RankReplicas
-from hdet.replicas.tensors import widest_float
 from hdet.replicas.warm_start import warm_start
 
 __all__ = [
@@ -20,5 +19,4 @@ __all__ = [
     "Report",
     "finite_mean_hook",
     "warm_start",
-    "widest_float",
 ]

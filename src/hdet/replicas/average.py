@@ -35,7 +35,7 @@ class Averager:
 
     @torch.no_grad()
     def average_(
-        self, tensors: Sequence[Tensor], *, contribute: float = True, num_contributors: int | None = None
+        self, tensors: Sequence[Tensor], contribute: float = True, num_contributors: int | None = None
     ) -> None:
         """Replace each tensor by its mean over the replicas that contribute. Collective.
 
@@ -102,7 +102,8 @@ class _Kind:
         self._jobs += [_Packed(run, bucket[i % 2][: _size(run)]) for i, run in enumerate(runs)]
 
     def average_(self, group: ReplicaGroup, contribute: float, divisor: int) -> None:
-        self._gather_scattered()
+        for tensor, flat in self._scattered:
+            flat.copy_(tensor.reshape(-1))
         # Two jobs are on the way at a time: while one travels, the other is packed or unpacked. Jobs two
         # apart share a half of the bucket, so the older one is finished before the newer one is packed.
         on_the_way: list[tuple[_InPlace | _Packed, dist.Work]] = []
@@ -118,10 +119,6 @@ class _Kind:
             _finish(job, work, divisor)
         for tensor, flat in self._scattered:
             tensor.copy_(flat.view(tensor.shape))
-
-    def _gather_scattered(self) -> None:
-        for tensor, flat in self._scattered:
-            flat.copy_(tensor.reshape(-1))
 
 
 class _InPlace:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,11 +17,7 @@ from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.exchange import wait_for_all
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import (
-    KnownTensors,
-    accelerator_module,
-    flat_view,
-)
+from hdet.replicas.tensors import KnownTensors, accelerator_module, flat_view
 
 ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""
@@ -69,7 +67,8 @@ class SlicedCopy:
         for (home, dtype, _), indices in members.items():
             kept = torch.promote_types(dtype, torch.float32) if widens else dtype
             sizes = [_real(tensors[i]).numel() for i in indices]
-            self._kinds.append(_Kind(indices, sizes, self._group, kept, device or home, is_zero))
+            make = partial(torch.zeros if is_zero else torch.empty, dtype=kept, device=device or home)
+            self._kinds.append(_Kind(indices, sizes, self._group, make))
         self._known = KnownTensors()
         self._views: list[list[Tensor]] = []
         self._shaped: list[Tensor] | None = None  # the same objects at every call: others know them again
@@ -138,14 +137,14 @@ class SlicedCopy:
         assert self.is_whole, "a part of a copy has no shapes"
         if self._shaped is not None:
             return self._shaped
-        made: list[Tensor | None] = [None] * len(self._layouts)
+        made: dict[int, Tensor] = {}
         for kind in self._kinds:
             for i, (start, stop) in zip(kind.indices, pairwise(kind.ends), strict=True):
                 shape, stride, is_complex = self._layouts[i]
                 flat = kind.kept[start:stop]
                 flat = torch.view_as_complex(flat.view(-1, 2)) if is_complex else flat
                 made[i] = flat.as_strided(shape, stride, flat.storage_offset())
-        self._shaped = [tensor for tensor in made if tensor is not None]
+        self._shaped = [made[i] for i in range(len(self._layouts))]
         return self._shaped
 
     # --- flat views ----------------------------------------------------------------------------------
@@ -183,20 +182,13 @@ class _Kind:
     """The tensors of one device and one dtype, laid end to end, and the part of them that is kept here."""
 
     def __init__(
-        self,
-        indices: list[int],
-        sizes: list[int],
-        group: ReplicaGroup,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        is_zero: bool,
+        self, indices: list[int], sizes: list[int], group: ReplicaGroup, make: Callable[[int], Tensor]
     ) -> None:
         self.indices = indices
         self.ends = list(accumulate(sizes, initial=0))
         self.length = -(-self.ends[-1] // group.count)
         start, stop = self.range_of(group.index)
-        make = torch.zeros if is_zero else torch.empty
-        self.kept = make(stop - start, dtype=dtype, device=device)
+        self.kept = make(stop - start)
         self.places = [(indices[k], a, b) for k, a, b in self.spans(start, stop)]
         self.pieces = list(self.kept.split([b - a for _, a, b in self.places])) if self.places else []
 
@@ -252,29 +244,25 @@ def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], bool]:
     return tensor.shape, stride, tensor.is_complex()
 
 
+@dataclass(eq=False)
 class WeightsCopy:
     """A copy of weights, split over replicas that hold the same, and of buffers, whole in every process.
 
     Buffers are small, and replicas that are equal may have other statistics: each sees its own batches.
-
-    Args:
-        weights: local parts where a replica is sharded.
-        buffers: the model's.
-        group: replicas that hold the same weights, and a part of the copy each.
-        device: where the copy lives; None for where the weights do.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        group: ReplicaGroup,
-        *,
-        device: str | None = None,
-    ) -> None:
-        self._weights, self._buffers = weights, buffers
-        self._of_weights = SlicedCopy(weights, group, device=device)
-        self._of_buffers = SlicedCopy(buffers, device=device)
+    weights: Sequence[Tensor]
+    """Local parts where a replica is sharded."""
+    buffers: Sequence[Tensor]
+    """The model's."""
+    group: ReplicaGroup
+    """Replicas that hold the same weights, and a part of the copy each."""
+    device: str | None = None
+    """Where the copy lives; None for where the weights do."""
+
+    def __post_init__(self) -> None:
+        self._of_weights = SlicedCopy(self.weights, self.group, device=self.device)
+        self._of_buffers = SlicedCopy(self.buffers, device=self.device)
 
     @property
     def is_whole(self) -> bool:
@@ -283,8 +271,8 @@ class WeightsCopy:
 
     def take(self) -> None:
         """Copy them anew, in the same memory. Not collective."""
-        self._of_weights.take(self._weights)
-        self._of_buffers.take(self._buffers)
+        self._of_weights.take(self.weights)
+        self._of_buffers.take(self.buffers)
 
     def put(self, what: str) -> None:
         """Put them back. Collective where the copy is split.
@@ -292,12 +280,12 @@ class WeightsCopy:
         Args:
             what: it belongs to, for the error where a replica does not come.
         """
-        self._of_weights.put(self._weights, what)
+        self._of_weights.put(self.weights, what)
         self.put_buffers()
 
     def put_buffers(self) -> None:
         """Put the buffers back. Not collective."""
-        self._of_buffers.put(self._buffers)
+        self._of_buffers.put(self.buffers)
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import is_sharded
+from hdet.replicas.group import ReplicaGroup, meshes_of
 
 
 class GradientExchange:
@@ -23,26 +22,22 @@ class GradientExchange:
     """
 
     def __init__(self, model: nn.Module | None) -> None:
-        modules = [] if model is None else list(model.modules())
-        self._wrapped: list[Any] = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        modules = [] if model is None else model.modules()
+        self.wrapped: list[Any] = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        """The modules that make it; empty where there is none."""
         self._before: list[bool] | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is one."""
-        return bool(self._wrapped)
 
     def stop(self) -> None:
         """Keep gradients in their replica, until :meth:`resume`. A second call sees that it stays so."""
         if self._before is None:
-            self._before = [wrapped.require_backward_grad_sync for wrapped in self._wrapped]
-        for wrapped in self._wrapped:
+            self._before = [wrapped.require_backward_grad_sync for wrapped in self.wrapped]
+        for wrapped in self.wrapped:
             wrapped.require_backward_grad_sync = False
 
     def resume(self) -> None:
         """Put everything back as it was before :meth:`stop`."""
         if self._before is not None:
-            for wrapped, before in zip(self._wrapped, self._before, strict=True):
+            for wrapped, before in zip(self.wrapped, self._before, strict=True):
                 wrapped.require_backward_grad_sync = before
             self._before = None
 
@@ -58,12 +53,12 @@ def require_local_gradients(
         model: what holds them, if it is known.
         shares_first: whether gradients must be shared in a first part of the run.
     """
-    for module in [] if model is None else model.modules():
-        if isinstance(module, DistributedDataParallel) and module.static_graph:
-            raise ValueError(
-                "gradients must be 'shared' for DistributedDataParallel with static_graph=True, got 'local': "
-                "it fails in a backward pass that does not average. Wrap the model without static_graph"
-            )
+    wrapped = GradientExchange(model).wrapped
+    if any(module.static_graph for module in wrapped):
+        raise ValueError(
+            "gradients must be 'shared' for DistributedDataParallel with static_graph=True, got 'local': it "
+            "fails in a backward pass that does not average. Wrap the model without static_graph"
+        )
     mesh = mesh_of_replicas(group, parameters)
     if mesh is not None:
         raise ValueError(
@@ -72,7 +67,7 @@ def require_local_gradients(
             'replica only, fully_shard(module, mesh=mesh["shard"]), and keep '
             'replicas=mesh["replicate"]'
         )
-    if shares_first and group.communicates and not GradientExchange(model).exists:
+    if shares_first and group.communicates and not wrapped:
         raise ValueError(
             "model must be a DistributedDataParallel module for LateMerge on several ranks, got "
             f"{'None' if model is None else type(model).__name__}: it shares gradients first, which hdet can "
@@ -85,13 +80,9 @@ def mesh_of_replicas(group: ReplicaGroup, parameters: Sequence[Tensor]) -> Any |
     if group.process_group is None or group.count == 1:
         return None
     replicas = dist.get_process_group_ranks(group.process_group)
-    meshes: dict[int, Any] = {
-        id(mesh): mesh for mesh in (getattr(p, "device_mesh", None) for p in parameters if is_sharded(p))
-    }
-    for mesh in meshes.values():
-        for axis in range(mesh.ndim):
-            if dist.get_process_group_ranks(mesh.get_group(axis)) == replicas:
-                return mesh
+    for mesh in meshes_of(parameters):
+        if any(dist.get_process_group_ranks(mesh.get_group(i)) == replicas for i in range(mesh.ndim)):
+            return mesh
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -104,7 +104,7 @@ class ReplicaGroup:
         root = _root_of(axis)
         (name,) = axis.mesh_dim_names or (None,)
         if name not in (root.mesh_dim_names or ()):
-            meshes = [p.device_mesh for p in parameters if is_sharded(p)]  # pyright: ignore[reportAttributeAccessIssue]
+            meshes = meshes_of(parameters)
             known = [mesh for mesh in meshes if name in (mesh.mesh_dim_names or ())]
             if not known:
                 raise ValueError(
@@ -124,17 +124,15 @@ class ReplicaGroup:
             return cls.of_axis(replicas, parameters)
         if isinstance(replicas, ReplicaGroup):
             return replicas
-        meshes = {id(p.device_mesh): p.device_mesh for p in parameters if is_sharded(p)}  # pyright: ignore[reportAttributeAccessIssue]
+        meshes = meshes_of(parameters)
         if not meshes:
             return cls.of(replicas)
-        sizes = {mesh.size() for mesh in meshes.values()}
-        if any(mesh.ndim > 1 for mesh in meshes.values()) or sizes != {dist.get_world_size()}:
+        if any(mesh.ndim > 1 for mesh in meshes) or {m.size() for m in meshes} != {dist.get_world_size()}:
             raise ValueError(
                 "replicas must be the axis along which a sharded model is replicated, got "
-                f"{replicas!r} with parameters on {next(iter(meshes.values()))}: pass "
-                'replicas=mesh["replicate"]'
+                f'{replicas!r} with parameters on {meshes[0]}: pass replicas=mesh["replicate"]'
             )
-        return cls(0, 1, None, (next(iter(meshes.values())).get_group(),))
+        return cls(0, 1, None, (meshes[0].get_group(),))
 
     @property
     def is_writer(self) -> bool:
@@ -160,6 +158,11 @@ class ReplicaGroup:
         if "gloo" in backend or "fake" in backend or "mpi" in backend:
             return torch.device("cpu")
         return accelerator() or torch.device("cpu")
+
+
+def meshes_of(parameters: Iterable[Any]) -> list[Any]:
+    """The meshes that these parameters are sharded over, each once."""
+    return list({id(p.device_mesh): p.device_mesh for p in parameters if is_sharded(p)}.values())
 
 
 def _root_of(axis: Any) -> Any:

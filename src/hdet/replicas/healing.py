@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import HdetWarning, ReplicasDifferError, warn
 from hdet.method.exclusion import largest_agreement
-from hdet.replicas.exchange import exchange_within
+from hdet.replicas.exchange import Message, exchange_within
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import averaged_tensors, local_part, parameters_of, sharded_like
 
@@ -51,10 +51,9 @@ class Equality:
 
     def judge(
         self,
-        checksums: Sequence[float],
-        are_finite: Sequence[bool],
+        every: Sequence[Message],
         tensors: Sequence[Tensor],
-        names: Callable[[], Sequence[str]],
+        names: Callable[[], list[str]],
         num_steps: int,
     ) -> Verdict:
         """Which replicas agree. Raises the same error on all where nobody can tell, or where healing is vain.
@@ -62,19 +61,18 @@ class Equality:
         Collective only where checksums of finite replicas differ.
 
         Args:
-            checksums: of every replica's parameters.
-            are_finite: whether they are.
+            every: the message of each replica, with the checksum of its parameters.
             tensors: this replica's parameters.
             names: what the user calls them.
             num_steps: where the ensemble stands.
         """
-        marks = [c if is_finite else None for c, is_finite in zip(checksums, are_finite, strict=True)]
+        marks = [message.checksum if message.is_finite else None for message in every]
         known = {mark for mark in marks if mark is not None}
         agreed = largest_agreement(marks)
         spoilt = {r for r, mark in enumerate(marks) if mark is None}
         odd, shown = set[int](), ""
         if len(known) > 1:
-            largest, shown = self._measure(tensors, names(), are_finite)
+            largest, shown = self._measure(tensors, names(), [mark is not None for mark in marks])
             if largest > _ROUNDING:
                 if agreed is None:
                     raise ReplicasDifferError(
@@ -86,7 +84,7 @@ class Equality:
                 self._warn(
                     f"at step {num_steps} replicas that ought to be equal differ by rounding ({shown}): they "
                     f"are {'averaged' if agreed is None else 'made equal'}. Ranks on different hardware do "
-                    "this",
+                    "this"
                 )
         if known:  # else nobody is left to learn from, and the ensemble stops
             self._count(odd | spoilt, num_steps)
@@ -104,11 +102,8 @@ class Equality:
             )
 
     def _tell(self, odd: set[int], spoilt: set[int], shown: str, num_steps: int) -> None:
-        found = []
-        if spoilt:
-            found.append(f"the parameters of {_named(spoilt)} are not finite")
-        if odd:
-            found.append(f"those of {_named(odd)} differ from the others' ({shown})")
+        found = [f"the parameters of {_named(spoilt)} are not finite"] if spoilt else []
+        found += [f"those of {_named(odd)} differ from the others' ({shown})"] if odd else []
         if found:
             self._warn(
                 f"at step {num_steps} all replicas must hold the same parameters, but {' and '.join(found)}. "
@@ -165,9 +160,8 @@ def heal(
     group: ReplicaGroup,
     optimizer: Optimizer | None,
     model: nn.Module | None,
-    *,
-    receivers: Collection[int],
     donor: int,
+    receivers: Collection[int],
     like_weights: Sequence[Tensor],
 ) -> None:
     """Copy everything from the donor to the receivers. Collective; the others stay as they are.
@@ -179,22 +173,35 @@ def heal(
         group: who takes part.
         optimizer: its parameters and its state; None where each rank keeps a part of the state.
         model: its other parameters and its buffers.
-        receivers: who gets the copies.
-        donor: where they come from.
+        donor: where the copies come from.
+        receivers: who gets them.
         like_weights: further tensors to copy.
     """
-    sender = _Sender(group, donor, receives=group.index in receivers)
+    assert group.process_group is not None
+    source, receives = dist.get_global_rank(group.process_group, donor), group.index in receivers
+
+    def send(tensor: Tensor) -> None:
+        # As bytes, because not every backend knows every dtype.
+        sent = tensor.detach().to(group.device, copy=True, memory_format=torch.contiguous_format)
+        if sent.numel():
+            if dist.get_rank() == source:
+                group.traffic.num_bytes += sent.nbytes
+            dist.broadcast(sent.view(-1).view(torch.uint8), src=source, group=group.process_group)
+            if receives:
+                tensor.copy_(sent)
+
     found = {id(tensor): tensor for tensor in averaged_tensors(optimizer, model)}
     if model is not None:
         found.update((id(tensor), tensor) for tensor in [*model.parameters(), *model.buffers()])
     for tensor in [*found.values(), *like_weights]:
-        sender.send(local_part(tensor))
+        send(local_part(tensor))
     if optimizer is None:
         return
     parameters = parameters_of(optimizer)
     # What an optimizer keeps may differ in form as well: a replica may have skipped its first step.
-    layout = sender.send_object([_layout(optimizer.state.get(p, {})) for p in parameters])
-    for parameter, entries in zip(parameters, layout, strict=True):
+    layout: list[Any] = [[_layout(optimizer.state.get(p, {})) for p in parameters]]
+    dist.broadcast_object_list(layout, src=source, group=group.process_group, device=group.device)
+    for parameter, entries in zip(parameters, layout[0], strict=True):
         here = optimizer.state[parameter] if entries else {}
         for name, (kind, device_type, value) in entries.items():
             if kind == "value":
@@ -206,8 +213,8 @@ def heal(
                     kept = torch.zeros(value[0], dtype=value[1], device=device)
                     if value[0] == local_part(parameter).shape:
                         kept = sharded_like(kept, parameter)
-                sender.send(local_part(kept))
-            if sender.receives:
+                send(local_part(kept))
+            if receives:
                 here[name] = kept
 
 
@@ -221,29 +228,3 @@ def _layout(state: dict[str, Any]) -> dict[str, tuple[str, str, Any]]:
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
     return local_part(tensor).shape, tensor.dtype
-
-
-class _Sender:
-    """Sends tensors and small objects from one replica to all; only receivers keep them."""
-
-    def __init__(self, group: ReplicaGroup, donor: int, *, receives: bool) -> None:
-        assert group.process_group is not None
-        self._process_group, self._device = group.process_group, group.device
-        self._traffic = group.traffic
-        self._source = dist.get_global_rank(group.process_group, donor)
-        self.receives = receives
-
-    def send(self, tensor: Tensor) -> None:
-        # As bytes, because not every backend knows every dtype.
-        sent = tensor.detach().to(self._device, copy=True, memory_format=torch.contiguous_format)
-        if sent.numel():
-            if dist.get_rank() == self._source:
-                self._traffic.num_bytes += sent.nbytes
-            dist.broadcast(sent.view(-1).view(torch.uint8), src=self._source, group=self._process_group)
-            if self.receives:
-                tensor.copy_(sent)
-
-    def send_object(self, value: Any) -> Any:
-        box = [value]
-        dist.broadcast_object_list(box, src=self._source, group=self._process_group, device=self._device)
-        return box[0]

@@ -71,11 +71,6 @@ class Health:
             yield group[0] if len(group) == 1 else torch.cat(group)
 
 
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every element of every tensor is finite. Waits for each device once."""
-    return Health().all_finite(tensors)
-
-
 @torch.no_grad()
 def rows_are_finite(matrices: Sequence[Tensor]) -> list[bool]:
     """Whether each row is finite in all of the matrices.

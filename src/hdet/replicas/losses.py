@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,40 +68,58 @@ class LossSum(NamedTuple):
         return LossSum(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-class _DeviceSum:
-    """Losses of one device: written to a row of slots, folded into three sums when the row is full.
+class DeviceSum:
+    """Losses of one device: written to slots, folded into three sums when all slots are full.
 
     One small copy per loss is all that happens between syncs. Keeping a reference instead would be
     wrong where the loss tensor is reused, as in a captured graph.
+
+    Args:
+        device: of the losses.
+        num_slots: losses that are summed together: each operation costs more than its arithmetic.
+        shape: of a loss; an element for each replica where there are several here.
+
+    >>> losses = DeviceSum(torch.device("cpu"), shape=(2,))
+    >>> losses.add(torch.tensor([1.0, float("nan")])); losses.add(torch.tensor([3.0, 4.0]))
+    >>> losses.take()
+    [[4.0, 4.0], [2.0, 1.0], [0.0, 1.0]]
     """
 
-    num_slots = 256
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_slots: int = 256, shape: tuple[int, ...] = ()) -> None:
         dtype = widest_float(device)
-        self.device = device
-        self._row = torch.zeros(self.num_slots, dtype=dtype, device=device)
-        self._slots = [self._row[i] for i in range(self.num_slots)]
-        self._sums = torch.zeros(3, dtype=dtype, device=device)
+        self.device, self._num_slots = device, num_slots
+        self._losses = torch.zeros(num_slots, *shape, dtype=dtype, device=device)
+        self._slots = list(self._losses)
+        self._sums = torch.zeros(3, *shape, dtype=dtype, device=device)
         self._used = 0
 
     def add(self, loss: Tensor) -> None:
+        """Take one loss."""
         self._slots[self._used].copy_(loss)
         self._used += 1
-        if self._used == self.num_slots:
+        if self._used == self._num_slots:
             self._fold()
 
-    def take(self) -> LossSum:
+    def take(self) -> Any:
+        """The sums since the last call: of finite losses, and how many were finite and were not.
+
+        Waits for the device.
+        """
         self._fold()
-        total = LossSum(*self._sums.tolist())
+        sums = self._sums.tolist()
+        self.clear()
+        return sums
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        self._used = 0
         self._sums.zero_()
-        return total
 
     def _fold(self) -> None:
-        losses = self._row[: self._used]
+        losses = self._losses[: self._used]
         finite = torch.isfinite(losses)
-        self._sums[0] += torch.where(finite, losses, 0.0).sum()
-        num_finite = finite.sum()
+        self._sums[0] += torch.where(finite, losses, 0.0).sum(dim=0)
+        num_finite = finite.sum(dim=0)
         self._sums[1] += num_finite
         self._sums[2] += self._used - num_finite
         self._used = 0
@@ -116,8 +135,8 @@ class LossMeter:
     """
 
     def __init__(self) -> None:
-        self._devices: dict[torch.device, _DeviceSum] = {}
-        self._last: _DeviceSum | None = None
+        self._devices: dict[torch.device, DeviceSum] = {}
+        self._last: DeviceSum | None = None
         self._host = LossSum()
 
     def add(self, loss: Tensor | float) -> None:
@@ -126,7 +145,7 @@ class LossMeter:
             loss = scalar_of("loss must be", loss.detach())
             last = self._last
             if last is None or loss.device != last.device:
-                last = self._last = self._devices.setdefault(loss.device, _DeviceSum(loss.device))
+                last = self._last = self._devices.setdefault(loss.device, DeviceSum(loss.device))
             last.add(loss)
             return
         if isinstance(loss, int):
@@ -142,61 +161,20 @@ class LossMeter:
         """What was seen since the last call; waits for the device."""
         total, self._host = self._host, LossSum()
         for device_sum in self._devices.values():
-            total = total.plus(device_sum.take())
+            total = total.plus(LossSum(*device_sum.take()))
         return total
 
 
-class LossRows:
-    """Collects one loss for each of N replicas at every step, on their device.
-
-    >>> rows = LossRows(2, torch.device("cpu"))
-    >>> rows.add(torch.tensor([1.0, float("nan")])); rows.add(torch.tensor([3.0, 4.0]))
-    >>> [row.total for row in rows.take()]
-    [4.0, 4.0]
-    """
-
-    num_waiting = 64
-    """Losses that are summed together: each operation costs more than its arithmetic."""
-
-    def __init__(self, num_replicas: int, device: torch.device) -> None:
-        self._sums = torch.zeros(3, num_replicas, dtype=widest_float(device), device=device)
-        self._waiting: list[Tensor] = []
-
-    def add(self, losses: Tensor) -> None:
-        """Take one loss for each replica."""
-        self._waiting.append(losses)
-        if len(self._waiting) == self.num_waiting:
-            self._fold()
-
-    def take(self) -> list[LossSum]:
-        """What was seen since the last call; waits for the device."""
-        if self._waiting:
-            self._fold()
-        taken = [LossSum(*column) for column in self._sums.t().tolist()]
-        self.clear()
-        return taken
-
-    def clear(self) -> None:
-        """Forget what was seen."""
-        self._waiting.clear()
-        self._sums.zero_()
-
-    def _fold(self) -> None:
-        losses = torch.stack(self._waiting).to(self._sums)
-        finite = torch.isfinite(losses)
-        rows = torch.stack([torch.where(finite, losses, 0.0), finite.to(losses), (~finite).to(losses)])
-        self._sums += rows.sum(dim=1)
-        self._waiting.clear()
-
-
-def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> float:
-    """The loss that ``probe`` returns, with gradients off and the model in evaluation mode.
+@contextmanager
+def evaluating(model: nn.Module | None) -> Iterator[None]:
+    """Within the block gradients are off and the model is in evaluation mode.
 
     Module modes and the states of torch's generators are put back afterwards, also on an error.
 
     >>> layer = nn.Dropout(0.5)
-    >>> run_probe(lambda: layer(torch.ones(4)).sum(), layer)      # dropout is off
-    4.0
+    >>> with evaluating(layer):
+    ...     layer(torch.ones(4)).sum()      # dropout is off
+    tensor(4.)
     >>> layer.training
     True
     """
@@ -209,8 +187,7 @@ def run_probe(probe: Callable[[], Tensor | float], model: nn.Module | None) -> f
         for module, _ in modes:
             module.training = False
         with torch.random.fork_rng(devices=devices, device_type=kind), torch.no_grad():
-            loss = probe()
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
-    return number_of("probe must return", loss)

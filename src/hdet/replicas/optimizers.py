@@ -40,7 +40,9 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
             "its steps could not be seen. Call super().__init__ in its constructor, or pass the inner one"
         )
     for name, held in [] if is_a(last, _COPIES_ITS_GROUPS) else vars(last).items():
-        if isinstance(held, Optimizer) and not _share_groups(last, held):
+        if isinstance(held, Optimizer) and list(map(id, held.param_groups)) != list(
+            map(id, last.param_groups)
+        ):
             raise ValueError(
                 f"optimizer must share its param_groups with the one that it holds as {name!r}, got "
                 f"{type(last).__name__} with groups of its own: what is written there would change nothing. "
@@ -51,11 +53,8 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
 
 def partitioning_layer(layers: Sequence[Optimizer]) -> str | None:
     """The class that keeps a part of the optimizer's state on each rank, if one of these is such."""
-    for layer in layers:
-        for kind in (_COPIES_ITS_GROUPS, "DeepSpeedZeroOptimizer"):
-            if is_a(layer, kind):
-                return kind
-    return None
+    kinds = (_COPIES_ITS_GROUPS, "DeepSpeedZeroOptimizer")
+    return next((kind for layer in layers for kind in kinds if is_a(layer, kind)), None)
 
 
 def state_owner(optimizer: Any) -> Optimizer:
@@ -68,10 +67,6 @@ def refresh_masters(layers: Sequence[Any]) -> None:
     for layer in layers:
         if is_a(layer, "DeepSpeedZeroOptimizer"):
             layer.refresh_fp32_params()
-
-
-def _share_groups(one: Optimizer, other: Optimizer) -> bool:
-    return [id(group) for group in one.param_groups] == [id(group) for group in other.param_groups]
 
 
 def plain_optimizer(optimizer: object) -> Optimizer:
@@ -152,11 +147,8 @@ def unused_answer(optimizer: Optimizer) -> list[float] | None:
 def unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
     """Put the parameter groups back if the block raises."""
     saved = [
-        {
-            key: value.clone() if key == "lr" and isinstance(value, Tensor) else value
-            for key, value in g.items()
-        }
-        for g in optimizer.param_groups
+        dict(group, lr=group["lr"].clone()) if isinstance(group.get("lr"), Tensor) else dict(group)
+        for group in optimizer.param_groups
     ]
     try:
         yield

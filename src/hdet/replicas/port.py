@@ -15,6 +15,12 @@ from torch import Tensor
 
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import LossSum
+from hdet.replicas.warm_start import Norm
+
+MomentsRule = Literal["average", "keep", "reset"]
+"""What an average does with the optimizer's moments."""
+Shares = Sequence[float] | None
+"""The share of every replica in a mean, zero for those that are excluded; None for equal shares."""
 
 
 class Report(NamedTuple):
@@ -41,11 +47,9 @@ class Values(Protocol):
     """What replicas ask of the values that are explored; :class:`hdet.explore.ExploredValues` has it."""
 
     explores: bool
-
-    @property
-    def static_names(self) -> list[str]:
-        """What is read by the model itself, or elsewhere outside the optimizer."""
-        ...
+    """Whether replicas differ at all."""
+    static_names: list[str]
+    """What is read by the model itself, or elsewhere outside the optimizer."""
 
     def in_group(
         self, group_index: int, multipliers: Mapping[str, Sequence[float]]
@@ -103,18 +107,13 @@ class Replicas(Protocol):
         ...
 
     def attach(
-        self,
-        values: Values,
-        *,
-        moments: Literal["average", "keep", "reset"],
-        measures_gradients: bool,
-        step_made: Callable[[], None],
+        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective.
 
         Args:
             values: what is explored.
-            moments: what :meth:`average` does with the optimizer's moments.
+            moments: what :meth:`average` does with those of the optimizer.
             measures_gradients: whether reports tell the norm of the last gradient.
             step_made: called after every optimizer step.
         """
@@ -182,11 +181,7 @@ class Replicas(Protocol):
         ...
 
     def average(
-        self,
-        excluded: Collection[int],
-        *,
-        like_weights: Sequence[Tensor] = (),
-        weights: Sequence[float] | None = None,
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
@@ -195,15 +190,11 @@ class Replicas(Protocol):
         Args:
             excluded: left out of the mean; they receive it.
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
-            weights: the share of every replica, zero for those that are excluded; None for equal shares.
+            weights: the share of every replica.
         """
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
     ) -> None:
         """Give every replica the mean of these tensors, laid out as :meth:`weights`. Collective.
 
@@ -222,7 +213,7 @@ class Replicas(Protocol):
             like_weights: further tensors to copy.
         """
 
-    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+    def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to the parameters, a different draw for every replica (paper, eq. 10)."""
 
     def equal_group(self) -> ReplicaGroup:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
-from hdet.replicas.agreement import require_same_settings
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
-from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum
+from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum, require_same_settings
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.healing import Equality, Verdict, heal
 from hdet.replicas.health import Health
-from hdet.replicas.losses import LossMeter, LossSum, run_probe
+from hdet.replicas.losses import LossMeter, LossSum, evaluating, number_of
 from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
-from hdet.replicas.port import Report, Values
+from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.tensors import (
     Buffers,
     LocalParts,
-    as_saved,
     averaged_tensors,
     digest,
     is_dry_step,
@@ -35,8 +33,9 @@ from hdet.replicas.tensors import (
     names_of,
     parameters_of,
     reshard,
+    sharded_like,
 )
-from hdet.replicas.warm_start import add_noise
+from hdet.replicas.warm_start import Norm, add_noise
 from hdet.weak_hook import weak_hook
 
 _log = logging.getLogger(__name__)
@@ -116,17 +115,13 @@ class RankReplicas:
         return any(row[0] for row in exchange(self._group, [float(is_set)]))
 
     def attach(
-        self,
-        values: Values,
-        *,
-        moments: Literal["average", "keep", "reset"],
-        measures_gradients: bool,
-        step_made: Callable[[], None],
+        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters. Collective."""
         self._explores, self._moments_rule = values.explores, moments
         if self.has_others:  # a warm start makes them differ from the beginning
-            self._first_checksum = self._joined_checksum(self.weights())
+            parts = exchange_within(self._group, [float(self._health.checksum(self.weights()))])
+            self._first_checksum = joined_checksum([row[0] for row in parts])
             sums = exchange(self._group, [self._first_checksum])
             self._has_parted = len({row[0] for row in sums}) > 1
             if self._has_parted:
@@ -190,14 +185,16 @@ class RankReplicas:
     def score(self) -> list[float]:
         """The loss of this replica on the probe."""
         assert self._probe is not None
-        return [run_probe(self._probe, self._model)]
+        with evaluating(self._model):
+            loss = self._probe()
+        return [number_of("probe must return", loss)]
 
     def report(
         self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
     ) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
-        moments = self._local_moments() if self._moments_rule == "average" else []
+        moments = self._averaged_moments()
         ought_to_be_equal = self.has_others and not self.differ
         # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
         looks_whether_they_part = (
@@ -218,20 +215,12 @@ class RankReplicas:
         every = self._exchanged(here, f"the sync at step {num_steps}") if self._group.joins else [here]
         if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
             every = [here if r == self.index else here.silent() for r in range(self.count)]
-        checksums = [message.checksum for message in every]
         if looks_whether_they_part:
-            self._look_whether_they_part(checksums)
+            self._look_whether_they_part([message.checksum for message in every])
         self._verdict = Verdict(None)
         if ought_to_be_equal:
-            are_finite = [bool(message.is_finite) for message in every]
-            self._verdict = self._equality.judge(
-                checksums,
-                are_finite,
-                weights,
-                lambda: names_of(self._whole(), self._optimizer, self._model),
-                num_steps,
-            )
-            self._has_parted = self._verdict.agreed is None and any(are_finite)
+            self._verdict = self._equality.judge(every, weights, self._names, num_steps)
+            self._has_parted = self._verdict.agreed is None and any(message.is_finite for message in every)
         return [
             Report(
                 LossSum(*message[:3]),
@@ -274,10 +263,6 @@ class RankReplicas:
         is_finite = float(self._health.all_finite(tensors))
         return all(row[0] for row in exchange_within(self._group, [is_finite]))
 
-    def _joined_checksum(self, weights: Sequence[Tensor]) -> float:
-        rows = exchange_within(self._group, [float(self._health.checksum(weights))])
-        return joined_checksum([row[0] for row in rows])
-
     # --- weights -------------------------------------------------------------------------------------
 
     def weights(self) -> list[Tensor]:
@@ -287,13 +272,16 @@ class RankReplicas:
     def _whole(self) -> list[Tensor]:
         return averaged_tensors(self._whole_optimizer, self._model)
 
+    def _names(self) -> list[str]:
+        return names_of(self._whole(), self._optimizer, self._model)
+
     @property
     def _whole_optimizer(self) -> Optimizer | None:
         """The optimizer, unless it holds a part that is another one on each rank."""
         return self._optimizer if self._partitioned_by is None else None
 
-    def _local_moments(self) -> list[Tensor]:
-        optimizer = self._whole_optimizer
+    def _averaged_moments(self) -> list[Tensor]:
+        optimizer = self._whole_optimizer if self._moments_rule == "average" else None
         return [] if optimizer is None else self._moments.of(moments_of(optimizer))
 
     def weights_written(self) -> None:
@@ -303,15 +291,12 @@ class RankReplicas:
             refresh_masters(self._layers)
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """What a checkpoint holds of tensors laid out as :meth:`weights`."""
-        return as_saved(tensors, self._whole(), copies=copies)
+        """What a checkpoint holds of them: sharded as their owners, for ``torch.distributed.checkpoint``."""
+        pairs = zip(tensors, self._whole(), strict=True)
+        return [sharded_like(part.detach().to("cpu", copy=copies), owner) for part, owner in pairs]
 
     def average(
-        self,
-        excluded: Collection[int],
-        *,
-        like_weights: Sequence[Tensor] = (),
-        weights: Sequence[float] | None = None,
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
         """Give every replica the mean over those that are not excluded, if they differ. Collective.
 
@@ -330,9 +315,8 @@ class RankReplicas:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
                 self.copy(min({*range(self.count)} - set(excluded)), excluded)
-            moments = self._local_moments() if self._moments_rule == "average" else []
-            tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
-            self._average_with(self._averager, tensors, excluded, weights)
+            tensors = [*self.weights(), *self._averaged_moments(), *like_weights, *self._buffers.tensors]
+            self._averager.average_(tensors, *self._share(excluded, weights))
             if self._moments_rule == "reset":
                 clear_state(state_owner(self._optimizer))
             self._has_parted = False
@@ -342,42 +326,24 @@ class RankReplicas:
         self._buffers.put_back()
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
     ) -> None:
         """Give every replica the mean of these tensors. Collective."""
-        self._average_with(self._averager_of_copies, tensors, excluded, weights)
+        self._averager_of_copies.average_(tensors, *self._share(excluded, weights))
 
-    def _average_with(
-        self,
-        averager: Averager,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        weights: Sequence[float] | None,
-    ) -> None:
-        averager.average_(
-            tensors,
-            contribute=self.index not in excluded if weights is None else weights[self.index],
-            num_contributors=self.count - len(excluded) if weights is None else 1,
-        )
+    def _share(self, excluded: Collection[int], weights: Shares) -> tuple[float, int]:
+        """What this replica contributes to a mean, and how many do."""
+        if weights is None:
+            return self.index not in excluded, self.count - len(excluded)
+        return weights[self.index], 1
 
     def copy(self, donor: int, receivers: Collection[int], *, like_weights: Sequence[Tensor] = ()) -> None:
         """Give replicas all that another one holds. Collective."""
         if self.has_others:
-            heal(
-                self._group,
-                self._whole_optimizer,
-                self._model,
-                receivers=receivers,
-                donor=donor,
-                like_weights=like_weights,
-            )
+            heal(self._group, self._whole_optimizer, self._model, donor, receivers, like_weights)
             self.weights_written()
 
-    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+    def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
         self._require_whole("keep the same parameters")
         reshard(self._model)
@@ -393,8 +359,7 @@ class RankReplicas:
         """Copy the weights and buffers, each replica its part while all are equal."""
         reshard(self._model)
         buffers = [] if self._model is None else [local_part(buffer) for buffer in self._model.buffers()]
-        device = "cpu" if on_cpu else None
-        return WeightsCopy(self.weights(), buffers, self.equal_group(), device=device)
+        return WeightsCopy(self.weights(), buffers, self.equal_group(), "cpu" if on_cpu else None)
 
     def restore(self, point: WeightsCopy) -> None:
         """Put weights and buffers back, with an optimizer as before its first step. Collective."""

@@ -20,6 +20,7 @@ Use = Literal["always", "differ", "search"]
 _PARTS = "each rank steps its part with its own learning rate and sends it to the others"
 _AT_SPREAD_0 = "Set every spread to 0 and share gradients, or use"
 _KNOWN = "be one that hdet knows"
+_NO_WHOLE_PARAMETERS = "no rank holds the parameters. Use ZeRO stage 1 or 2, or fully_shard"
 _PARTITIONED = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer")
 _TORCHFT = (
     "each of its replica groups sees one replica alone, so hdet has nobody to compare or average with. Use "
@@ -33,74 +34,60 @@ class Refusal(NamedTuple):
     kinds: tuple[str, ...]
     """Names of classes, alone or with their module, with all that derive from them; ``*`` stands for all.
     Not the classes themselves: importing some of them takes as long as importing half of torch."""
-    use: Use
     must: str
     """The rule, after the name of the argument."""
     why: str
-    """The reason, and what to use instead."""
+    """The reason, and what to use instead; ``{}`` stands for the class."""
+    use: Use = "always"
     got: str = "a {}"
     """How the class is named."""
     error: type[Exception] = TypeError
 
 
 OPTIMIZERS = [
-    Refusal(("torchft.*",), "always", "not be torchft's", _TORCHFT),
-    Refusal(("OSS",), "always", _KNOWN, "it was not tried. Use torch's ZeroRedundancyOptimizer"),
+    Refusal(("torchft.*",), "not be torchft's", _TORCHFT),
+    Refusal(("OSS",), _KNOWN, "it was not tried. Use torch's ZeroRedundancyOptimizer"),
     Refusal(
-        ("BF16_Optimizer",),
-        "always",
-        _KNOWN,
-        'its masters were not tried. Set "zero_optimization" without "bf16"',
+        ("BF16_Optimizer",), _KNOWN, 'its masters were not tried. Set "zero_optimization" without "bf16"'
     ),
-    Refusal(
-        ("DeepSpeedZeroOptimizer_Stage3",),
-        "always",
-        _KNOWN,
-        "no rank holds the parameters. Use ZeRO stage 1 or 2, or fully_shard",
-    ),
+    Refusal(("DeepSpeedZeroOptimizer_Stage3",), _KNOWN, _NO_WHOLE_PARAMETERS),
     Refusal(
         _PARTITIONED,
-        "differ",
         "step all parameters in every process where replicas differ",
         f"{_PARTS}. {_AT_SPREAD_0} a plain optimizer",
+        "differ",
     ),
     Refusal(
         _PARTITIONED,
-        "search",
         "step all parameters in every process while ranks make different trials",
         f"{_PARTS}. Search with a plain optimizer, then build the {{}} and give AutoLR what was found",
+        "search",
     ),
     Refusal(
         ("LBFGS",),
-        "differ",
         "make one step per call where replicas differ",
         "replicas would evaluate their closures a different number of times and wait for each other forever. "
         f"{_AT_SPREAD_0} another optimizer",
-        got="{}",
+        "differ",
+        "{}",
     ),
     Refusal(
-        ("LBFGS",),
-        "search",
-        "step without a closure",
-        "it searches along a line by itself",
-        got="{}",
-        error=ValueError,
+        ("LBFGS",), "step without a closure", "it searches along a line by itself", "search", "{}", ValueError
     ),
     Refusal(
         ("*ScheduleFree*", "ASGD", "Lookahead"),
-        "differ",
         "not average the weights over time itself where replicas differ",
         "its averages and their weights follow each replica's learning rate and part for good. "
         f"{_AT_SPREAD_0} a plain optimizer with average_tail",
-        got="{}",
+        "differ",
+        "{}",
     ),
 ]
 
 MODELS = [
-    Refusal(("torchft.*",), "always", "not be torchft's", _TORCHFT),
+    Refusal(("torchft.*",), "not be torchft's", _TORCHFT),
     Refusal(
         ("FullyShardedDataParallel",),
-        "always",
         "hold whole parameters in every process",
         "each rank holds another shard behind one parameter. Use fully_shard, or DistributedDataParallel",
     ),
@@ -109,21 +96,18 @@ MODELS = [
 SCHEDULERS = [
     Refusal(
         ("Optimizer",),
-        "always",
         "be a schedule such as a torch LRScheduler",
         "leave it out for constant values",
         got="the optimizer {}",
     ),
     Refusal(
         ("timm.*",),
-        "always",
         "move on at step() alone",
         "use a torch LRScheduler, such as LambdaLR with its shape",
         got="timm's {}, which asks for the number of the epoch or update",
     ),
     Refusal(
         ("ReduceLROnPlateau",),
-        "always",
         "plan by steps alone",
         "use a schedule of steps, or a constant plan",
         got="a {}, which asks for a metric at each",
@@ -145,8 +129,7 @@ def refuse(name: str, things: Iterable[object], table: Sequence[Refusal], use: U
         for refusal in table:
             patterns = refusal.kinds if refusal.use == use else ()
             if any(fnmatch.fnmatchcase(known, pattern) for known in names for pattern in patterns):
-                got = refusal.got.format(kind.__name__)
-                why = refusal.why.format(kind.__name__)
+                got, why = (text.format(kind.__name__) for text in (refusal.got, refusal.why))
                 raise refusal.error(f"{name} must {refusal.must}, got {got}: {why}")
 
 

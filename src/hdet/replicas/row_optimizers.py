@@ -16,13 +16,13 @@ from hdet.replicas.tensors import widest_float
 
 Hyper = Mapping[str, Any]
 """Hyperparameters of one parameter group; each a column in double precision with one entry per replica, or a
-number where all have the same, which is faster."""
+number where all have the same, which is faster. With them: the number of the step, and flags."""
 
 Moments = dict[str, Tensor]
 
-Rule = Callable[[Tensor, Tensor, Moments, Hyper, int, Mapping[str, object]], None]
-"""``rule(parameters, gradient, moments, hyper, step, flags)`` changes parameters and moments in place, and
-may use the gradient's memory."""
+Rule = Callable[[Tensor, Tensor, Moments, Hyper], None]
+"""``rule(parameters, gradient, moments, hyper)`` changes parameters and moments in place, and may use the
+gradient's memory."""
 
 
 class RowOptimizer:
@@ -60,13 +60,14 @@ class RowOptimizer:
         self.num_updates += 1
         self.fit(len(matrices[0]))
         for i, group in enumerate(self._optimizer.param_groups):
-            flags = {
+            told = {
+                "step": self.num_updates,
                 "has_momentum": bool(group.get("momentum", 0)),
                 "nesterov": group.get("nesterov", False),
                 "is_decoupled": group.get("decoupled_weight_decay", isinstance(self._optimizer, AdamW)),
             }
             hyper = self.hyperparameters_of(i, matrices[i], explored(i))
-            self._rule(matrices[i], gradients[i], self.moments[i], hyper, self.num_updates, flags)
+            self._rule(matrices[i], gradients[i], self.moments[i], {**hyper, **told})
 
     def hyperparameters_of(
         self, group_index: int, matrix: Tensor, explored: Mapping[str, Sequence[float]]
@@ -132,17 +133,10 @@ def rule_for(optimizer: Optimizer) -> Rule:
     return rules[type(optimizer)]
 
 
-def sgd(
-    parameters: Tensor,
-    gradient: Tensor,
-    moments: Moments,
-    hyper: Hyper,
-    step: int,
-    flags: Mapping[str, object],
-) -> None:
+def sgd(parameters: Tensor, gradient: Tensor, moments: Moments, hyper: Hyper) -> None:
     """Stochastic gradient descent, with momentum where it is above zero."""
     direction = _with_decay(gradient, parameters, hyper)
-    if flags["has_momentum"]:
+    if hyper["has_momentum"]:
         momentum = _working(hyper["momentum"], parameters)
         if "momentum_buffer" in moments:
             buffer = moments["momentum_buffer"].mul_(momentum)
@@ -150,27 +144,20 @@ def sgd(
         else:
             buffer = direction.expand_as(parameters).to(parameters.dtype, copy=True)
             moments["momentum_buffer"] = buffer
-        direction = direction + momentum * buffer if flags["nesterov"] else buffer
+        direction = direction + momentum * buffer if hyper["nesterov"] else buffer
     _add(parameters, direction, -hyper["lr"])
 
 
-def adam(
-    parameters: Tensor,
-    gradient: Tensor,
-    moments: Moments,
-    hyper: Hyper,
-    step: int,
-    flags: Mapping[str, object],
-) -> None:
+def adam(parameters: Tensor, gradient: Tensor, moments: Moments, hyper: Hyper) -> None:
     """Adam with coupled, AdamW with decoupled weight decay."""
     if "exp_avg" not in moments:
         moments["exp_avg"] = torch.zeros_like(parameters)
         moments["exp_avg_sq"] = torch.zeros_like(parameters)
     first, second = moments["exp_avg"], moments["exp_avg_sq"]
-    beta1, beta2 = hyper["beta1"], hyper["beta2"]
-    if not flags["is_decoupled"]:
+    beta1, beta2, step = hyper["beta1"], hyper["beta2"], hyper["step"]
+    if not hyper["is_decoupled"]:
         gradient = _with_decay(gradient, parameters, hyper)
-    elif _is_column(hyper["weight_decay"]) or hyper["weight_decay"]:
+    elif isinstance(hyper["weight_decay"], Tensor) or hyper["weight_decay"]:
         parameters.mul_(_working(1 - hyper["lr"] * hyper["weight_decay"], parameters))
     rate = _working(1 - beta1, parameters)
     dtype = torch.float64 if parameters.dtype == torch.float64 else torch.float32
@@ -192,21 +179,17 @@ def adam(
 
 def _with_decay(gradient: Tensor, parameters: Tensor, hyper: Hyper) -> Tensor:
     decay = hyper["weight_decay"]
-    if not _is_column(decay) and decay == 0:
+    if not isinstance(decay, Tensor) and decay == 0:
         return gradient
     return gradient + _working(decay, parameters) * parameters
 
 
 def _add(target: Tensor, values: Tensor, factor: Any) -> None:
     """``target += factor * values``; for a number without memory of its own."""
-    if _is_column(factor):
+    if isinstance(factor, Tensor):
         target.add_(_working(factor, target) * values)
     else:
         target.add_(values, alpha=factor)
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _working(column: Any, parameters: Tensor) -> Any:
@@ -214,6 +197,6 @@ def _working(column: Any, parameters: Tensor) -> Any:
 
     In bfloat16 a beta of 0.999 would be one.
     """
-    if not _is_column(column):
+    if not isinstance(column, Tensor):
         return column
     return column.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -128,14 +129,9 @@ class ModelRows:
         return losses, [matrix[:num_rows] for matrix in self._gradient_matrices]
 
     def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
-        def one(trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
-            return self._tensor_places.call(
-                partial(self._loss_of, batch), {**self._fixed, **trained, **buffers}
-            )
-
         if not is_common:
             batches = _stack(batches)
-        every = vmap(one, in_dims=(0, 0, None if is_common else 0), randomness="different")
+        every = vmap(self._loss_of, in_dims=(0, 0, None if is_common else 0), randomness="different")
         leaves = self._leaves_of(None)
         try:
             # Other attention kernels have no batching rule everywhere.
@@ -162,9 +158,7 @@ class ModelRows:
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
             batch = batches if is_common else batches[r]
             with torch.enable_grad():
-                loss, changed = self._tensor_places.call(
-                    partial(self._loss_of, batch), {**self._fixed, **leaves.weights, **buffers}
-                )
+                loss, changed = self._loss_of(leaves.weights, buffers, batch)
                 self._differentiate(loss, leaves)
             losses.append(loss.detach())
             for name, buffer in changed.items():
@@ -187,28 +181,26 @@ class ModelRows:
                 gradients.append(gradient)
         torch._foreach_copy_(places, gradients)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _loss_of(self, batch: Any) -> Tensor:
-        return scalar_of("loss must return", self._loss(self._model, batch))
+    def _loss_of(
+        self, trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss with these tensors in place, and the buffers after it."""
+        loss, changed = self._tensor_places.call(
+            partial(self._loss, self._model, batch), {**self._fixed, **trained, **buffers}
+        )
+        return scalar_of("loss must return", loss), changed
 
-    @torch.no_grad()
     def scores(
         self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None], num_rows: int
     ) -> list[float]:
-        """``score(model)`` with the parameters of each of the first replicas, in evaluation mode."""
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        views = self._views(self.matrices)
-        try:
-            result = []
-            for r in range(num_rows):
-                before(r)
-                tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
-                tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
-                value, _ = self._tensor_places.call(partial(score, self._model), tensors)
-                result.append(number_of("probe must return", value))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        """``score(model)`` with the parameters of each of the first replicas."""
+        views, result = self._views(self.matrices), []
+        for r in range(num_rows):
+            before(r)
+            tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
+            tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
+            value, _ = self._tensor_places.call(partial(score, self._model), tensors)
+            result.append(number_of("probe must return", value))
         return result
 
     def tensors(self) -> list[Tensor]:
@@ -327,11 +319,8 @@ def split(batch: Any, num_parts: int) -> list[Any]:
     size = size_of(batch)
     edges = [i * size // num_parts for i in range(num_parts + 1)]
 
-    def part_of(leaf: Any, start: int, end: int) -> Any:
+    def part_of(start: int, end: int, leaf: Any) -> Any:
         has_examples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
         return leaf[start:end] if has_examples else leaf
 
-    return [
-        pytree.tree_map(lambda leaf, i=i: part_of(leaf, edges[i], edges[i + 1]), batch)
-        for i in range(num_parts)
-    ]
+    return [pytree.tree_map(partial(part_of, *ends), batch) for ends in pairwise(edges)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,44 +12,12 @@ from torch.optim import Optimizer
 
 from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.health import all_finite, rows_are_finite
-from hdet.replicas.losses import LossRows, run_probe
-from hdet.replicas.port import Report, Values
+from hdet.replicas.health import Health, rows_are_finite
+from hdet.replicas.losses import DeviceSum, LossSum, evaluating
+from hdet.replicas.port import MomentsRule, Report, Shares, Values
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
-from hdet.replicas.warm_start import add_noise
-
-
-class RowValues:
-    """The multipliers of all rows. The optimizer and the model hold the shared values.
-
-    Args:
-        values: what is explored.
-    """
-
-    def __init__(self, values: Values) -> None:
-        self._values, self.explores = values, values.explores
-        self._multipliers: dict[str, Sequence[float]] = {}
-
-    def place(self, multipliers: Mapping[str, Sequence[float]]) -> None:
-        """Give every row its multipliers, one for each row and name."""
-        self._multipliers |= multipliers
-
-    def in_group(self, group_index: int, *, num_rows: int) -> dict[str, list[float]]:
-        """The explored values of a parameter group, for the first rows."""
-        rows = {name: row[:num_rows] for name, row in self._multipliers.items()}
-        return self._values.in_group(group_index, rows)
-
-    @contextmanager
-    def one_by_one(self) -> Iterator[Callable[[int], None]]:
-        """Yields what puts a row's values where the model reads them; afterwards it reads the shared ones."""
-        try:
-            yield lambda row: self._use({name: rhos[row] for name, rhos in self._multipliers.items()})
-        finally:
-            self._use(dict.fromkeys(self._multipliers, 1.0))
-
-    def _use(self, multipliers: Mapping[str, float]) -> None:
-        self._values.use_static(multipliers)
+from hdet.replicas.warm_start import Norm, add_noise
 
 
 class StackedReplicas:
@@ -91,9 +58,10 @@ class StackedReplicas:
         self._model, self._optimizer = model, optimizer
         self._has_local_gradients, self._joins_equal = False, joins_equal
         self._vectorizes, self._have_parted = vectorize, False
-        self._losses = LossRows(count, self.rows.matrices[0].device)
-        self.row_values: RowValues | None = None
-        """What each row uses of what is explored."""
+        self._losses = DeviceSum(self.rows.matrices[0].device, num_slots=64, shape=(count,))
+        self.add_loss, self.clear_losses = self._losses.add, self._losses.clear
+        self._values: Values | None = None
+        self._multipliers: dict[str, Sequence[float]] = {}  # of all rows, for each explored name
         self._measures_gradients = False
         self._gradient_norms: Tensor | None = None
         self._step_made = lambda: None
@@ -101,12 +69,7 @@ class StackedReplicas:
     @property
     def differ(self) -> bool:
         """Whether rows may differ from each other."""
-        return (
-            self._have_parted
-            or self._has_local_gradients
-            or self.row_values is None
-            or self.row_values.explores
-        )
+        return self._have_parted or self._has_local_gradients or self._values is None or self._values.explores
 
     @property
     def num_distinct(self) -> int:
@@ -125,8 +88,7 @@ class StackedReplicas:
         if num_rows < self.count and not is_common:
             require_equal_sizes(batch)
             is_common, batch = True, join(batch)
-        values = self._attached()
-        with values.one_by_one() as hold_static_of:
+        with self._static_values() as hold_static_of:
             losses, gradients = self.rows.losses_and_gradients(
                 batch, is_common=is_common, before=hold_static_of, num_rows=num_rows
             )
@@ -135,15 +97,29 @@ class StackedReplicas:
         if self._measures_gradients:  # before the step, which uses their memory
             squares = torch.stack([gradient.square().sum(dim=1) for gradient in gradients]).sum(dim=0)
             self._gradient_norms = squares.sqrt().expand(self.count)
-        self.row_optimizer.step(self.weights(), gradients, partial(values.in_group, num_rows=num_rows))
+        self.row_optimizer.step(self.weights(), gradients, self.explored_in)
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
         self._optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
         self._step_made()
         return losses.expand(self.count)
 
-    def _attached(self) -> RowValues:
-        assert self.row_values is not None, "an ensemble attaches itself first"
-        return self.row_values
+    def explored_in(self, group_index: int) -> dict[str, list[float]]:
+        """The explored values of a parameter group, for the rows that are computed."""
+        rows = {name: row[: self.num_distinct] for name, row in self._multipliers.items()}
+        return self._attached().in_group(group_index, rows)
+
+    @contextmanager
+    def _static_values(self) -> Iterator[Callable[[int], None]]:
+        """Yields what puts a row's values where the model reads them; afterwards it reads the shared ones."""
+        values, every = self._attached(), self._multipliers
+        try:
+            yield lambda row: values.use_static({name: rhos[row] for name, rhos in every.items()})
+        finally:
+            values.use_static(dict.fromkeys(every, 1.0))
+
+    def _attached(self) -> Values:
+        assert self._values is not None, "an ensemble attaches itself first"
+        return self._values
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -155,12 +131,7 @@ class StackedReplicas:
         return flag
 
     def attach(
-        self,
-        values: Values,
-        *,
-        moments: Literal["average", "keep", "reset"],
-        measures_gradients: bool,
-        step_made: Callable[[], None],
+        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
     ) -> bool:
         """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
         if self._vectorizes and values.static_names:
@@ -168,7 +139,7 @@ class StackedReplicas:
                 f"vectorize must be False to explore {values.static_names}, got True: they are read by the "
                 "model itself, which then runs once for all replicas. Pass vectorize=False"
             )
-        self.row_values = RowValues(values)
+        self._values = values
         self._moments_rule, self._measures_gradients = moments, measures_gradients
         self._step_made = step_made
         return True
@@ -191,30 +162,16 @@ class StackedReplicas:
 
     def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Give every row its multipliers: the optimizer holds the shared values."""
-        self._attached().place(multipliers)
+        self._multipliers |= multipliers
         return dict.fromkeys(multipliers, 1.0)
 
     # --- losses, scores, health ----------------------------------------------------------------------
 
-    def add_loss(self, loss: Tensor) -> None:
-        """Take the losses of a step, one for each replica."""
-        self._losses.add(loss)
-
-    def clear_losses(self) -> None:
-        """Forget the losses since the last exchange."""
-        self._losses.clear()
-
     def score(self) -> list[float]:
         """The loss on the probe of every replica."""
-        scores: list[float] = []
-
-        def score_all() -> float:
-            assert self.probe is not None
-            with self._attached().one_by_one() as hold_static_of:
-                scores.extend(self.rows.scores(self.probe, hold_static_of, self.num_distinct))
-            return 0.0
-
-        run_probe(score_all, None)
+        assert self.probe is not None
+        with evaluating(self._model), self._static_values() as hold_static_of:
+            scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
 
     def report(
@@ -225,15 +182,16 @@ class StackedReplicas:
         finite = rows_are_finite([*self.weights(), *moments])
         finite *= self.count // len(finite)
         every = [None] * self.count if scores is None else scores
+        losses = [LossSum(*row) for row in zip(*self._losses.take(), strict=True)]
         norms = [None] * self.count if self._gradient_norms is None else self._gradient_norms.tolist()
         return [
-            Report(losses, is_finite, score, gradient_norm=norm)
-            for losses, is_finite, score, norm in zip(self._losses.take(), finite, every, norms, strict=True)
+            Report(loss, is_finite, score, gradient_norm=norm)
+            for loss, is_finite, score, norm in zip(losses, finite, every, norms, strict=True)
         ]
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors are finite."""
-        return all_finite(tensors)
+        return Health().all_finite(tensors)
 
     # --- weights -------------------------------------------------------------------------------------
 
@@ -250,11 +208,7 @@ class StackedReplicas:
         return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
 
     def average(
-        self,
-        excluded: Collection[int],
-        *,
-        like_weights: Sequence[Tensor] = (),
-        weights: Sequence[float] | None = None,
+        self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
         if not self.differ:
@@ -270,11 +224,7 @@ class StackedReplicas:
         self._have_parted = False
 
     def average_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        excluded: Collection[int],
-        *,
-        weights: Sequence[float] | None = None,
+        self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
     ) -> None:
         """Give every row the mean of these tensors."""
         average_rows(tensors, [r for r in range(self.count) if r not in excluded], weights)
@@ -286,7 +236,7 @@ class StackedReplicas:
         for tensor in [*self.rows.tensors(), *self.row_optimizer.matrices(), *like_weights]:
             tensor[rows] = tensor[donor].clone()
 
-    def perturb(self, noise_scale: float, *, norm: Literal["tensor", "global"], seed: int) -> None:
+    def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
         parameters = list(self._model.parameters())
         held = [*parameters, *self._model.buffers()]

@@ -123,17 +123,6 @@ def reshard(model: nn.Module | None) -> None:
             module.reshard()  # pyright: ignore[reportCallIssue]
 
 
-def as_saved(parts: Sequence[Tensor], owners: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-    """What a checkpoint holds of tensors laid out as the local parts of their owners: copies in host memory.
-
-    Where the owner is sharded so is the copy, which ``torch.distributed.checkpoint`` can save.
-    """
-    return [
-        sharded_like(part.detach().to("cpu", copy=copies), owner)
-        for part, owner in zip(parts, owners, strict=True)
-    ]
-
-
 def fitting(saved: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Tensors of a checkpoint in these shapes: of another number of rows, the first one stands for all."""
     parts = [local_part(whole) for whole in saved]
@@ -175,10 +164,9 @@ def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> li
 
 def moments_of(optimizer: Optimizer) -> list[Tensor]:
     """What the optimizer keeps for each parameter, in the parameter's shape."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [
         kept
-        for parameter in parameters
+        for parameter in parameters_of(optimizer)
         for kept in optimizer.state.get(parameter, {}).values()
         if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == parameter.shape
     ]
@@ -228,7 +216,7 @@ def is_dry_step(optimizer: Optimizer) -> bool:
         lr = group.get("lr", 0.0)
         if (isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0:
             return False
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
     return bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
 
 

@@ -14,12 +14,14 @@ from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import is_sharded, local_part, widest_float
 
+Norm = Literal["tensor", "global"]
+
 
 def warm_start(
     model: nn.Module,
     noise_scale: float = 0.01,
     *,
-    norm: Literal["tensor", "global"] = "tensor",
+    norm: Norm = "tensor",
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     replica: int | None = None,
@@ -50,22 +52,15 @@ def warm_start(
     True
     """
     require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
-    if replica is None:
-        index = ReplicaGroup.of(process_group).index
-    else:
-        index = require_count("replica", replica, at_least=0)
+    index = ReplicaGroup.of(process_group).index if replica is None else replica
+    require_count("replica", index, at_least=0)
     require_count("seed", seed, at_least=0)
     add_noise(list(model.parameters()), noise_scale, norm=norm, seed=seed, replica=index)
 
 
 @torch.no_grad()
 def add_noise(
-    parameters: Sequence[Tensor],
-    noise_scale: float,
-    *,
-    norm: Literal["tensor", "global"],
-    seed: int,
-    replica: int,
+    parameters: Sequence[Tensor], noise_scale: float, *, norm: Norm, seed: int, replica: int
 ) -> None:
     """The noise of :func:`warm_start`, added to those of the parameters that are trained."""
     noise_scale = require_number("noise_scale", noise_scale, at_least=0)
@@ -84,16 +79,12 @@ def add_noise(
     else:
         stds = [noise_std(noise_scale, n, p.numel()) for n, p in zip(norms, parameters, strict=True)]
 
-    generators: dict[torch.device, torch.Generator] = {}
+    own_seed = derived_seed(seed, "warm_start", replica)
+    devices = {parameter.device for parameter in parameters}
+    generators = {device: torch.Generator(device).manual_seed(own_seed) for device in devices}
     for parameter, std in zip(parameters, stds, strict=True):
-        generator = generators.get(parameter.device)
-        if generator is None:
-            generator = torch.Generator(parameter.device).manual_seed(
-                derived_seed(seed, "warm_start", replica)
-            )
-            generators[parameter.device] = generator
         shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
-        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generator)
+        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generators[device])
         local_part(parameter).add_(_part_of(noise, parameter))
 
 

@@ -16,10 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.optim import Optimizer
 
 from hdet.checks import require_kind, require_number
-from hdet.replicas.agreement import raising_together, require_same_settings
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE
-from hdet.replicas.exchange import exchange, exchange_within
+from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import scalar_of

@@ -27,8 +27,7 @@ def build(model: nn.Module, **settings: Any) -> hdet.VirtualEnsemble:
 def hyperparameters_of(ensemble: hdet.VirtualEnsemble) -> Any:
     """Of the first parameter group, as the next step uses them."""
     replicas = ensemble.replicas
-    explored = replicas.row_values.in_group(0, num_rows=replicas.num_distinct)
-    return replicas.row_optimizer.hyperparameters_of(0, replicas.weights()[0], explored)
+    return replicas.row_optimizer.hyperparameters_of(0, replicas.weights()[0], replicas.explored_in(0))
 
 
 def test_the_model_holds_the_mean_after_a_sync() -> None:
@@ -433,7 +432,8 @@ def test_a_number_for_all_rows_is_a_column_of_it(kind: Any, decay: float) -> Non
         parameters, moments = start.clone(), {}
         draws = torch.Generator().manual_seed(1)
         for step in range(1, 4):
-            rule(parameters, torch.randn(2, 5, generator=draws), moments, values, step, flags)
+            told = {**values, **flags, "step": step}
+            rule(parameters, torch.randn(2, 5, generator=draws), moments, told)
         results.append(parameters)
     assert not torch.equal(results[0], start)
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
