@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from hdet.checks import require_choice, require_count, require_number
 
+__all__ = ["KINDS", "Fault", "Faults"]
+
 KINDS = {
     "kill": "the process ends at once, as by the kernel",
     "hang": "the process sleeps for `seconds`, an hour if not told",

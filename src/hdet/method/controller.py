@@ -10,22 +10,20 @@ from typing import Literal, NamedTuple
 from hdet.checks import require_choice, require_count, require_number, require_number_or_choice
 
 
-def softmax_weights(losses: Sequence[float], temperature: float | Literal["auto"]) -> list[float]:
+def softmax_weights(losses: Sequence[float], temperature: float) -> list[float]:
     r"""Weights of the replicas, larger where the loss is lower (paper, eq. 4).
 
     .. math:: w_r = \frac{\exp(s_r)}{\sum_{r'} \exp(s_{r'})}, \qquad
               s_r = \frac{\bar L - L_r}{\sigma}
 
-    ``temperature`` is :math:`\sigma`; ``"auto"`` is :func:`auto_temperature`. At zero all weights are
-    equal: it stands for "no spread of losses to compare".
+    ``temperature`` is :math:`\sigma`. At zero all weights are equal: it stands for "no spread of
+    losses to compare", see :func:`auto_temperature`.
 
     >>> softmax_weights([1.0, 1.0], 0.1)
     [0.5, 0.5]
     >>> [round(w, 3) for w in softmax_weights([1.0, 1.1], 0.1)]
     [0.731, 0.269]
     """
-    if temperature == "auto":
-        temperature = auto_temperature(losses)
     if temperature == 0:
         return [1 / len(losses)] * len(losses)
     mean = math.fsum(losses) / len(losses)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from hdet.checks import require_number, require_number_or_choice
-from hdet.method.controller import softmax_weights
+from hdet.method.controller import auto_temperature, softmax_weights
 
 Array = Any  # a float, or anything with the arithmetic of one
 
@@ -167,7 +167,8 @@ class LossWeightedMerge(Merge):
 
     def weights(self, losses: Sequence[float], norms: Sequence[float]) -> list[float]:
         """See :func:`hdet.method.controller.softmax_weights`."""
-        return softmax_weights(losses, self.temperature)
+        temperature = auto_temperature(losses) if self.temperature == "auto" else self.temperature
+        return softmax_weights(losses, temperature)
 
 
 @dataclass(frozen=True, kw_only=True)

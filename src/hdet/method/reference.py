@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hdet.method.controller import (
     Controller,
     ControllerState,
+    auto_temperature,
     floor_matching,
     joint_signals,
     log_update,
@@ -161,7 +162,10 @@ def train(
         weights, signals = [1 / num_replicas for _ in replicas], [0.0 for _ in groups]
         if controller is not None and t % sync_every == 0 and t >= controller.start:
             if controller.form == "paper":
-                weights = softmax_weights(losses, controller.temperature)
+                temperature = controller.temperature
+                weights = softmax_weights(
+                    losses, auto_temperature(losses) if temperature == "auto" else temperature
+                )
             else:
                 signals = joint_signals(places, losses)
             for g in groups:

@@ -59,6 +59,8 @@ class SlicedCopy:
         device: torch.device | str | None = None,
     ) -> None:
         self._group = group if group.communicates else ALONE
+        self.is_whole = self._group.count == 1
+        """Whether all of it is in this process."""
         self._layouts = [_layout(tensor) for tensor in tensors]
         members: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
         for i, tensor in enumerate(tensors):
@@ -74,11 +76,6 @@ class SlicedCopy:
         self._shaped: list[Tensor] | None = None  # the same objects at every call: others know them again
         if not is_zero:
             self.take(tensors)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in this process."""
-        return self._group.count == 1
 
     @property
     def parts(self) -> list[Tensor]:
@@ -263,11 +260,8 @@ class WeightsCopy:
     def __post_init__(self) -> None:
         self._of_weights = SlicedCopy(self.weights, self.group, device=self.device)
         self._of_buffers = SlicedCopy(self.buffers, device=self.device)
-
-    @property
-    def is_whole(self) -> bool:
+        self.is_whole = self._of_weights.is_whole
         """Whether all of it is in this process."""
-        return self._of_weights.is_whole
 
     def take(self) -> None:
         """Copy them anew, in the same memory. Not collective."""
