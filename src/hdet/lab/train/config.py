@@ -92,8 +92,9 @@ class RunConfig:
     controller: Literal["guard", "log", "paper", "none"] = "guard"
     """guard: if the run collapses, go back and lower the LR. log: move the LR by comparing replicas. paper:
     the same by eq. 7. none: follow the plan."""
-    controller_start: _CountFromZero = 0
-    """Step from which the controller acts."""
+    controller_start: _CountFromZero = _CHOSEN
+    """Step from which the controller acts (default: after the warm-up with paper, which then holds the LR,
+    else 0)."""
     temperature: float | None = None
     """Temperature of the paper's controller (default: how far losses differ)."""
     probe: bool = True
@@ -132,6 +133,8 @@ class RunConfig:
         self._choose("spread", 1 / 9 if compares else 0.0)
         self._choose("sync_every", Recipe(total_steps=self.steps).steps_per_round if is_guarded else 25)
         self._choose("find", self.steps >= LEAST_STEPS)
+        rises_until = math.ceil(self.warmup * self.steps)
+        self._choose("controller_start", rises_until if self.controller == "paper" else 0)
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
         for name, spread in self.explore.items():

@@ -23,6 +23,7 @@ from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import OF_MODELS, RunConfig
 from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
+from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
 
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -187,8 +188,9 @@ def _settings(
     names = ("warmup", "anneal", "anneal_to", "average_tail", "sync_every")
     recipe = Recipe(total_steps=config.steps, **{name: getattr(config, name) for name in names})
     settings = settings_of(recipe, optimizer, found) | {"seed": config.seed}
-    # The paper's controller needs a floor; OneCycleLR's is 250 000 times below the peak.
-    floor, per_group = config.lr / (25 * 1e4), config.per_group
+    # The paper's controller needs a floor; OneCycleLR's is 250 000 times below the peak, which may be found.
+    floor = [peak_rate(group) / (25 * 1e4) for group in optimizer.param_groups]
+    per_group = config.per_group
     explore: list[Hyperparameter] = [hdet.LearningRate(config.spread, per_group=per_group, floor=floor)]
     for name, spread in config.explore.items():
         kind = getattr(hdet, name.title().replace("_", ""))  # weight_decay is hdet.WeightDecay

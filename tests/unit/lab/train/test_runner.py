@@ -265,3 +265,11 @@ def test_dropout_repeats_itself_and_resumes(tmp_path):
     stopped, folder = start(tmp_path, "stopped", config, should_stop=lambda: bool(seen), sinks=[seen])
     assert stopped.status == "stopped"
     assert run(config, folder, resume=True).final_loss == whole.final_loss
+
+
+def test_the_papers_controller_begins_after_the_warm_up() -> None:
+    """It holds the learning rate from where it begins, which would never rise otherwise."""
+    settings = {"task": "quadratic", "steps": 200, "lr": 0.1}
+    assert RunConfig(**settings, controller="paper").controller_start == 20
+    assert RunConfig(**settings, controller="paper", controller_start=0).controller_start == 0
+    assert RunConfig(**settings, controller="log").controller_start == 0
