@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +27,7 @@ from hdet.method.guard import Guard
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
+from hdet.schedules.one_cycle_arguments import as_list, check_momentum, check_phases, num_steps, per_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -125,14 +125,14 @@ class OneCycleAutoLR(OneCycleLR):
         self._told = {k: v for k, v in locals().items() if k not in ("self", "optimizer", "__class__")}
         wrapped, optimizer = optimizer, plain_optimizer(optimizer)
         num_groups = len(optimizer.param_groups)
-        max_lrs = _per_group("max_lr", max_lr, num_groups, above=0)
-        total_steps = _total_steps(total_steps, epochs, steps_per_epoch)
+        max_lrs = per_group("max_lr", max_lr, num_groups, above=0)
+        total_steps = num_steps(total_steps, epochs, steps_per_epoch)
         pct_start = require_number("pct_start", pct_start, at_least=0, below=1)
         require_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
-        _check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
+        check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
         div_factor = require_number("div_factor", div_factor, above=0)
         final_div_factor = require_number("final_div_factor", final_div_factor, above=0)
-        _check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
+        check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
         require_count("last_epoch", last_epoch, at_least=-1)
         spread = require_number(
             "ensemble_lr_spread_ratio",
@@ -207,8 +207,8 @@ class OneCycleAutoLR(OneCycleLR):
                 pct_start=pct_start,
                 anneal_strategy=anneal_strategy,
                 cycle_momentum=cycle_momentum,
-                base_momentum=_as_list(base_momentum),
-                max_momentum=_as_list(max_momentum),
+                base_momentum=as_list(base_momentum),
+                max_momentum=as_list(max_momentum),
                 div_factor=div_factor,
                 final_div_factor=final_div_factor,
                 three_phase=three_phase,
@@ -352,66 +352,3 @@ class _Plan:
 
 def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _as_list(value: float | Sequence[float]) -> float | list[float]:
-    return list(value) if isinstance(value, Sequence) else value
-
-
-def _per_group(name: str, value: object, num_groups: int, **limits: Any) -> list[float]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != num_groups:
-            raise ValueError(
-                f"{name} must be a number or one per parameter group, got {len(value)} for {num_groups} "
-                "groups: give one entry for each group"
-            )
-        return [require_number(f"{name}[{i}]", v, **limits) for i, v in enumerate(value)]
-    return [require_number(name, value, **limits)] * num_groups
-
-
-def _total_steps(total_steps: object, epochs: object, steps_per_epoch: object) -> int:
-    if total_steps is not None:
-        if epochs is not None or steps_per_epoch is not None:
-            raise ValueError(
-                "total_steps must not be given together with epochs or steps_per_epoch, got "
-                f"{total_steps!r}, {epochs!r} and {steps_per_epoch!r}: keep total_steps, or the other two"
-            )
-        return require_count("total_steps", total_steps)
-    if epochs is None or steps_per_epoch is None:
-        raise ValueError(
-            "total_steps must be given, or epochs and steps_per_epoch, got "
-            f"epochs={epochs!r} and steps_per_epoch={steps_per_epoch!r}"
-        )
-    return require_count("epochs", epochs) * require_count("steps_per_epoch", steps_per_epoch)
-
-
-def _check_momentum(optimizer: Optimizer, cycle: object, base: object, highest: object) -> None:
-    num_groups = len(optimizer.param_groups)
-    lower = _per_group("base_momentum", base, num_groups, at_least=0, below=1)
-    upper = _per_group("max_momentum", highest, num_groups, at_least=0, below=1)
-    if require_flag("cycle_momentum", cycle):
-        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
-            raise ValueError(
-                "cycle_momentum must be False for an optimizer without momentum or betas, got True for "
-                f"{type(optimizer).__name__}: pass cycle_momentum=False"
-            )
-        for low, high in zip(lower, upper, strict=True):
-            if low > high:
-                raise ValueError(
-                    f"base_momentum must be at most max_momentum={high:g}, got {low:g}: swap them"
-                )
-
-
-def _check_phases(pct_start: float, total_steps: int, three_phase: bool) -> None:
-    """OneCycleLR divides by the length of each phase that it enters."""
-    first = pct_start * total_steps - 1
-    ends = [first, 2 * first, total_steps - 1] if three_phase else [first, total_steps - 1]
-    start = 0.0
-    for i, end in enumerate(ends):
-        is_entered = i == len(ends) - 1 or start <= end
-        if is_entered and math.isclose(start, end, abs_tol=1e-12):
-            raise ValueError(
-                f"pct_start must not make a phase of the schedule empty, got {pct_start!r} with "
-                f"total_steps={total_steps}: use a larger or smaller pct_start, or more steps"
-            )
-        start = end
