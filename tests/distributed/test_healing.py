@@ -224,7 +224,7 @@ def _a_group_of_the_world(rank: int) -> float:
         return 5.0
     assert isinstance(group, dist.ProcessGroup)
     parameter = nn.Parameter(torch.full((2,), 5.0))
-    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    optimizer = torch.optim.SGD([parameter], lr=1e-30)
     ensemble = hdet.AutoLR(optimizer, total_steps=10, sync_every=1, replicas=group)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
