@@ -237,3 +237,29 @@ def test_a_base_that_had_to_be_halved_is_in_the_records():
         ensemble.step(torch.ones(4, 3))
     assert any("must stay above zero" in record.limited.get("lr", "") for record in records)
     assert all(record.base["lr"] > 0 for record in records)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (torch.tensor(3), "got torch.int64: a loss is no whole number"),
+        ((torch.tensor(0.5), torch.tensor(1.0)), "got .* of type tuple"),
+        ([torch.tensor(0.5)], "got .* of type list"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss, words: str):
+    model, optimizer = build()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    with pytest.raises(TypeError, match=words):
+        auto.step(loss)
+
+
+@pytest.mark.parametrize(("returned", "remedy"), [(None, "give the loss alone"), (0.5, "leave out .item")])
+def test_a_loss_function_that_returns_no_tensor_is_told_what_to_return(returned, remedy: str):
+    model, optimizer = build()
+    data = [torch.randn(16, 3)] * 9
+    with pytest.raises(TypeError, match=f"loss must return a tensor with one element, got .*: {remedy}"):
+        hdet.find_lr(model, optimizer, data, lambda model, batch: returned, total_steps=100)

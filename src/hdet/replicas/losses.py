@@ -22,11 +22,13 @@ def scalar_of(must: str, value: object) -> Tensor:
     """
     if not isinstance(value, Tensor):
         shown = f"{value!r} of type {type(value).__name__}"
-        raise TypeError(f"{must} a tensor with one element, got {shown}: leave out .item()")
-    if value.is_complex():
-        raise TypeError(
-            f"{must} a tensor with one element, got {value.dtype}: take its real part or its absolute value"
+        remedy = "leave out .item()" if isinstance(value, float) else "give the loss alone"
+        raise TypeError(f"{must} a tensor with one element, got {shown}: {remedy}")
+    if not value.is_floating_point():
+        real = (
+            "take its real part or its absolute value" if value.is_complex() else "a loss is no whole number"
         )
+        raise TypeError(f"{must} a tensor with one element, got {value.dtype}: {real}")
     if value.dim() and value.numel() != 1:
         raise ValueError(f"{must} a tensor with one element, got shape {tuple(value.shape)}: take its mean")
     return value.reshape(()) if value.dim() else value
@@ -40,7 +42,8 @@ def number_of(must: str, value: object) -> float:
     TypeError: probe must return a tensor with one element or a number, got '0.5' of type str
     """
     if isinstance(value, Tensor):
-        return scalar_of(must, value).item()
+        is_whole = not (value.is_floating_point() or value.is_complex())  # a score may be a number of errors
+        return scalar_of(must, value.double() if is_whole else value).item()
     try:
         if isinstance(value, str):  # float() would read it
             raise TypeError
