@@ -79,8 +79,9 @@ picture: $(DEV_STAMP) ## Make the docs' picture of a report again.
 	$(BIN)/hdet run --task feed --lr 5e-4 --name "feed, started 10x too low" --out runs/picture --overwrite
 	$(BIN)/python scripts/picture_of_report.py runs/picture docs/figures/report.png --height 920
 
-figures: $(DEV_STAMP) ## Draw the figures of the docs again: theory and how a search looks. A minute.
+figures: $(DEV_STAMP) ## Draw the figures of the docs again: the method, theory and how a search looks. A minute.
 	$(BIN)/python -m research.theory
+	$(BIN)/python scripts/picture_of_method.py
 	$(BIN)/python scripts/picture_of_search.py
 	$(BIN)/python scripts/picture_of_schedule.py
 
