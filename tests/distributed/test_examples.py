@@ -62,9 +62,13 @@ def test_a_run_that_is_started_again_ends_the_same(tmp_path):
     assert whole.splitlines()[-1] == again.splitlines()[-1]
 
 
-def test_the_papers_scheduler(tmp_path):
-    shown = run("paper_method.py", "100", ranks=2, cwd=tmp_path)
-    assert "rank 0" in shown and "rank 1" in shown and "held-out loss" in shown
+@pytest.mark.parametrize(("name", "ranks"), [("paper_method.py", 2), ("paper_method_one_device.py", 1)])
+def test_the_papers_whole_method(tmp_path, name, ranks):
+    shown = run(name, "100", ranks=ranks, cwd=tmp_path)
+    losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", shown)]
+    assert len(losses) == ranks and len(set(losses)) == 1 and losses[0] < 4.5
+    lrs = [float(lr) for lr in re.findall(r"(?:embedding|hidden|head|no_decay) ([\de.-]+)", shown)]
+    assert len(set(lrs)) > 3 and all(1e-4 < lr < 3e-3 for lr in lrs)  # every group goes its own way
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch):
