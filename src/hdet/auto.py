@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
-from hdet.explore import LearningRate
+from hdet.explore import Hyperparameter, LearningRate
+from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
@@ -61,7 +63,12 @@ class AutoLR(Ensemble):
         model: the model, in DistributedDataParallel if there are several ranks.
         found: what :func:`hdet.find_lr` has returned. None to train with the learning rates that the
             optimizer has, or to load a checkpoint.
-        sync_every: steps between two looks of the guard; None for a good number.
+        spread: half-width of the replicas' learning rates around the schedule; 0 keeps replicas equal, and
+            splits what hdet keeps of the parameters between them. The paper has 1/9.
+        explore: further hyperparameters in which replicas differ, such as ``hdet.WeightDecay()``.
+        probe: returns the loss on held-out data that replicas are compared by; see :class:`hdet.Ensemble`.
+        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
+        sync_every: steps per round, and between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
             For a sharded model see :class:`hdet.Ensemble`.
@@ -92,6 +99,10 @@ class AutoLR(Ensemble):
         total_steps: int,
         model: nn.Module | None = None,
         found: FoundLR | None = None,
+        spread: float = 0.0,
+        explore: Sequence[Hyperparameter] = (),
+        probe: Callable[[], Tensor | float] | None = None,
+        controller: Controller | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | None = None,
@@ -110,8 +121,11 @@ class AutoLR(Ensemble):
                         "optimizer's lr must be above 0 in one group at least, got 0 in all: give any "
                         "guess, and find_lr improves it"
                     )
-                settings = settings_of(recipe, plain, found)
-            super().__init__(optimizer, model=model, records=records, replicas=group, seed=seed, **settings)
+                settings = settings_of(recipe, plain, found) | {"probe": probe, "records": records}
+                settings["explore"] = [LearningRate(spread), *explore]
+                if controller is not None:
+                    settings["controller"] = controller
+            super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:
             unused = unused_answer(plain)

@@ -103,6 +103,41 @@ def test_it_finds_and_trains_on_ranks():
     assert "your guess was 0.0001). The best one is probably between" in summary
 
 
+def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1)
+    records = hdet.Records()
+    auto = hdet.AutoLR(
+        optimizer,
+        total_steps=40,
+        model=model,
+        spread=0.5,
+        explore=[hdet.WeightDecay(spread=0.25)],
+        probe=lambda: loss_of(net, batch(7, 7)),
+        controller=hdet.Controller() if with_controller else None,
+        sync_every=10,
+        records=records,
+    )
+    in_round = []
+    for _ in range(4):
+        train(auto, model, optimizer, rank, 9)
+        in_round.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+        train(auto, model, optimizer, rank, 1)
+    return in_round, [p.detach() for p in net.parameters()], list(records)
+
+
+@pytest.mark.parametrize("with_controller", [False, True])
+def test_replicas_differ_and_converge_through_it(with_controller: bool):
+    (mine, parameters, records), (theirs, others, _) = run_replicas(_that_differ, 2, with_controller)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
+    for (lr, decay), (other_lr, other_decay) in zip(mine, theirs, strict=True):
+        assert max(lr, other_lr) / min(lr, other_lr) == pytest.approx(3)
+        assert max(decay, other_decay) / min(decay, other_decay) == pytest.approx(5 / 3)
+    assert all(len(record.probes) == 2 and record.converged for record in records)
+    assert all(bool(record.signal) == with_controller for record in records)
+
+
 def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():
     def build(found: hdet.FoundLR | None) -> tuple[Net, Any, hdet.AutoLR]:
         net = Net()
