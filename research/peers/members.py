@@ -41,9 +41,7 @@ class Members:
     def step(self, lrs: Sequence[float]) -> Tensor:
         """One optimizer step of every member with its learning rate; their losses."""
         batches = [next(stream) for stream in self._streams]
-        losses, gradients = self.rows.losses_and_gradients(
-            batches, is_common=False, before=lambda _: None, num_rows=self.count
-        )
+        losses, gradients = self.rows.losses_and_gradients(batches, lambda _: None, self.count)
         self.row_optimizer.step(self.rows.matrices, gradients, lambda _: {"lr": lrs})
         return losses
 

@@ -375,7 +375,7 @@ class Ensemble:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._values.put_scheduled()
+        self._values.every_slot.put_scheduled()
         release(self.optimizer)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What can differ between replicas: where a value lives, how it is spread, and how it is written.
+"""Everything that can differ between replicas: where a value lives, how it is spread, and how it is written.
 
 The members that live in models are in ``module_attributes``, imported when used.
 """

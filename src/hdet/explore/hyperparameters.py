@@ -1,4 +1,4 @@
-"""What a user asks to explore: what all hyperparameters have, those of the optimizer, and any scalar."""
+"""Hyperparameters that a user asks to explore: those of the optimizer, any scalar, and their base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hdet.explore.tunable import Tunable
 
 
 class Hyperparameter(Protocol):
-    """What a user asks to explore: it knows how to turn itself into tunables."""
+    """Is asked for by a user: it knows how to turn itself into tunables."""
 
     @property
     def spread(self) -> float:
@@ -50,9 +50,8 @@ class Spreading:
         if self.bounds is not None:
             if not isinstance(self.bounds, Sequence) or len(self.bounds) != 2:
                 raise TypeError(f"bounds must be a pair (low, high), got {self.bounds!r}")
-            low, high = (
-                require_number(f"bounds[{i}]", bound, at_least=0) for i, bound in enumerate(self.bounds)
-            )
+            low = require_number("bounds[0]", self.bounds[0], at_least=0)
+            high = require_number("bounds[1]", self.bounds[1], at_least=0)
             if not low < high:
                 raise ValueError(f"bounds must be a pair (low, high) with low < high, got {self.bounds!r}")
             object.__setattr__(self, "bounds", (low, high))
@@ -138,12 +137,10 @@ class OptimizerField(Spreading):
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:
         """One tunable per parameter group that has the slot, or a single one."""
-        groups = optimizer.param_groups
-        floors = _one_each("floor", self.floor, len(groups))
-        spread = self.spread if self.group_spreads is None else self.group_spreads
-        spreads = _one_each("group_spreads", spread, len(groups))
-        found = [(i, self._slot(optimizer, i)) for i in range(len(groups))]
-        slots = [(i, slot) for i, slot in found if slot is not None]
+        num_groups = len(optimizer.param_groups)
+        floors = _one_each("floor", self.floor, num_groups)
+        spreads = _one_each("group_spreads", self.group_spreads or self.spread, num_groups)
+        slots = {i: slot for i in range(num_groups) if (slot := self._slot(optimizer, i)) is not None}
         if not slots:
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
             warn(
@@ -154,15 +151,14 @@ class OptimizerField(Spreading):
             return []
         told = {"is_scheduled": self.is_scheduled}
         if not self.per_group:
-            return [self._tunable(self.name, [slot for _, slot in slots], floor=floors[0], **told)]
+            return [self._tunable(self.name, list(slots.values()), floor=floors[0], **told)]
         names = _group_names(self.name, optimizer)
-        return [
-            self._tunable(names[i], [slot], spread=spreads[i], floor=floors[i], **told) for i, slot in slots
-        ]
+        own = {i: {"spread": spreads[i], "floor": floors[i], **told} for i in slots}
+        return [self._tunable(names[i], [slot], **own[i]) for i, slot in slots.items()]
 
     def _slot(self, optimizer: Optimizer, index: int) -> Slot | None:
         group = optimizer.param_groups[index]
-        key, place = next(((key, place) for key, place in self.keys if key in group), ("", None))
+        key, place = next((one for one in self.keys if one[0] in group), ("", None))
         if not key:
             return None
         value = group[key] if place is None else group[key][place]
@@ -299,7 +295,7 @@ class Scalar(Spreading, _Named):
     """
 
     changes_loss: bool = False
-    """Whether losses of replicas with different values cannot be compared: then a probe is needed."""
+    """Tells whether losses of replicas with different values cannot be compared: then a probe is needed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,6 +35,8 @@ class _ModuleSlots(Spreading, _Of):
     """Which modules, by the name that ``model.named_modules()`` gives them."""
 
     changes_loss: ClassVar[bool] = False
+    looked_for: ClassVar[str]
+    """The attributes in words, for a warning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,17 +34,21 @@ class Tunable:
     floor: float | None = None
     """Where ``decay="floor"`` takes the base."""
     changes_loss: bool = False
-    """Whether losses of replicas with different values cannot be compared."""
+    """Tells whether losses of replicas with different values cannot be compared."""
     is_scheduled: bool = False
-    """Whether a schedule moves the value, so that where it stands now says little."""
+    """Tells whether a schedule moves the value, so that where it stands now says little."""
 
     def __post_init__(self) -> None:
-        self._is_complement = self.changes_moments = self.slots[0].is_complement
-        self.position, self.multiplier, self.correction, self.decay = 0.0, 1.0, 1.0, 0.0
+        self.changes_moments = self.slots[0].is_complement
+        """Tells that it is a momentum: factors apply to one minus the value."""
+        self.position = 0.0
+        self.multiplier = 1.0
+        self.correction = 1.0
+        self.decay = 0.0
         self.held: list[float] | None = None
         self.control: ControllerState | None = None
         self.share = 1.0
-        """How much of the spread is used in this round, from 0 to 1."""
+        """The share of the spread that is used in this round, from 0 to 1."""
         self.narrow_spread()
 
     # --- the value -----------------------------------------------------------------------------------
@@ -55,14 +59,14 @@ class Tunable:
         return self._bases()[0]
 
     def value_with(self, multiplier: float, slot_index: int = 0) -> float:
-        """What a replica with this multiplier uses in a slot."""
+        """Return what a replica with this multiplier uses in a slot."""
         scheduled = self.value(self.slots[slot_index].scheduled, self.correction)
         base = scheduled if self.held is None else self.held[slot_index]
         return self._bounded(self.value(base, multiplier))
 
     def value(self, base: float, factor: float) -> float:
         """``base`` times ``factor``, on the scale of the tunable."""
-        return 1 - (1 - base) * factor if self._is_complement else base * factor
+        return 1 - (1 - base) * factor if self.changes_moments else base * factor
 
     def narrow_spread(self) -> None:
         """At the start of a round: use as much of the spread as fits the bounds around the base."""
@@ -116,7 +120,7 @@ class Tunable:
             # Measured from where the base is: a schedule that has left the bounds by itself is not pulled
             # back, it is only not pushed further out.
             factor = correction / self.correction
-            allowed = self._allowed(factor, [self.value(f.scheduled, self.correction) for f in self.slots])
+            allowed = self._allowed(factor, [self.value(s.scheduled, self.correction) for s in self.slots])
             if allowed != factor:
                 correction = self.correction * allowed
                 state = ControllerState(math.log(correction), state.velocity)
@@ -145,7 +149,7 @@ class Tunable:
         return traces
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: numbers only, the same on every replica."""
+        """Return what a checkpoint keeps: numbers only, the same on every replica."""
         return {
             "scheduled": [slot.scheduled for slot in self.slots],
             "held": None if self.held is None else list(self.held),
@@ -174,22 +178,22 @@ class Tunable:
 
     def inner(self, value: float) -> float:
         """The value as factors see it: itself, or one minus it. Its own inverse."""
-        return 1 - value if self._is_complement else value
+        return 1 - value if self.changes_moments else value
 
     def _bounded(self, value: float) -> float:
         return value if self.bounds is None else min(max(value, self.bounds[0]), self.bounds[1])
 
     def _inner_bounds(self) -> tuple[float, float]:
-        low, high = self.bounds if self.bounds is not None else (0.0, math.inf)
-        return (1 - high, 1 - low) if self._is_complement else (low, high)
+        low, high = self.bounds or (0.0, math.inf)
+        return (1 - high, 1 - low) if self.changes_moments else (low, high)
 
     def _allowed(self, factor: float, bases: Sequence[float]) -> float:
         """The factor, limited so that every slot stays well inside the bounds."""
         if self.bounds is None:
             return factor
         bounds = self._inner_bounds()
-        inner = [self.inner(base) for base in bases if self.inner(base) > 0]
-        limits = [factor_limits(base, *bounds, self.spread, self.scale) for base in inner]
+        inner = [x for x in map(self.inner, bases) if x > 0]
+        limits = [factor_limits(x, *bounds, self.spread, self.scale) for x in inner]
         # A base that starts beyond the limits may stay, but not move further out.
         lowest = min(1.0, max((low for low, _ in limits), default=1.0))
         highest = max(1.0, min((high for _, high in limits), default=1.0))

@@ -16,7 +16,7 @@ from hdet.weak_hook import weak_hook
 
 
 def hyperparameters_of(explore: Any) -> list[Hyperparameter]:
-    """What the user asked for, as a list. Raises if it is something else.
+    """Return what the user asked for, as a list. Raises if it is something else.
 
     >>> hyperparameters_of("lr")
     Traceback (most recent call last):
@@ -53,9 +53,9 @@ class ExploredValues:
             raise ValueError(f"explore must name each hyperparameter once, got {doubled} more than once")
         self.learning_rates = [tunable for tunable in self.tunables if tunable.is_scheduled]
         self.explores = any(tunable.spread > 0 for tunable in self.tunables)
-        """Whether replicas differ at all."""
+        """Tells whether replicas differ at all."""
         self.static_names = [t.name for t in self.tunables if any(slot.is_static for slot in t.slots)]
-        """What is read by the model itself, or elsewhere outside the optimizer."""
+        """Names of what is read by the model itself, or elsewhere outside the optimizer."""
         self.slots = [slot for tunable in self.tunables for slot in tunable.slots]
         self.every_slot = SlotWriter(self.slots)
         """Writes all of them, at syncs."""
@@ -104,10 +104,6 @@ class ExploredValues:
             if self._num_blocks_at_base == 0:
                 with self.rewriting():
                     self.refresh()
-
-    def put_scheduled(self) -> None:
-        """Leave the scheduled values in place, for good."""
-        self.every_slot.put_scheduled()
 
     # --- for replicas that live in one process --------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hdet.checks import require_choice, require_count, require_number, require_number_or_choice
+from hdet.method.fan_out import dot
 
 
 def softmax_weights(losses: Sequence[float], temperature: float) -> list[float]:
@@ -83,26 +84,22 @@ def joint_signals(positions: Sequence[Sequence[float]], losses: Sequence[float])
     """
     columns = [_centered(x) for x in positions]
     centered_losses = _centered(losses)
-    loss_scale = math.sqrt(_dot(centered_losses, centered_losses))
+    loss_scale = math.sqrt(dot(centered_losses, centered_losses))
     if loss_scale == 0:
         return [0.0] * len(columns)
     # Columns of unit length make the coefficients those of the normalised slope. A small ridge settles
     # what the replicas cannot tell apart: it shares the effect among equal columns.
     ridge = 1e-3
-    lengths = [math.sqrt(_dot(x, x)) for x in columns]
+    lengths = [math.sqrt(dot(x, x)) for x in columns]
     units = [[v / length if length else 0.0 for v in x] for x, length in zip(columns, lengths, strict=True)]
-    gram = [[_dot(a, b) + ridge * (i == j) for j, b in enumerate(units)] for i, a in enumerate(units)]
-    slopes = _solve(gram, [_dot(x, centered_losses) / loss_scale for x in units])
+    gram = [[dot(a, b) + ridge * (i == j) for j, b in enumerate(units)] for i, a in enumerate(units)]
+    slopes = _solve(gram, [dot(x, centered_losses) / loss_scale for x in units])
     return [min(1.0, max(-1.0, -slope * (1 + ridge))) for slope in slopes]
 
 
 def _centered(values: Sequence[float]) -> list[float]:
     mean = math.fsum(values) / len(values)
     return [value - mean for value in values]
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
@@ -159,7 +156,7 @@ def first_controlled_sync(start: int, sync_every: int) -> int:
 
 
 def num_controlled_rounds(start: int, sync_every: int, total_steps: int) -> int:
-    """How many rounds train on a base that the controller has set.
+    """Count the rounds that train on a base that the controller has set.
 
     It is the paper's K = (S - S_warm) / T where those divide, and counts whole rounds where they do
     not. Zero or less means that the controller would never act.
@@ -189,7 +186,7 @@ class Controller:
     """Step from which the controller acts (S_warm); it acts at syncs only."""
 
     step_size: float = 0.5
-    """How far the velocity moves the base. In the log form: the fraction of the explored range
+    """Says how far the velocity moves the base. In the log form: the fraction of the explored range
     (log of the widest multiplier) that the base may cross in one round."""
 
     momentum: float = 0.9
@@ -227,7 +224,7 @@ class Controller:
 
 
 class ControllerState(NamedTuple):
-    """What the controller remembers of one hyperparameter between rounds."""
+    """Holds what the controller remembers of one hyperparameter between rounds."""
 
     base: float
     """Paper form: the base itself. Log form: the log of the correction."""
@@ -261,7 +258,7 @@ def paper_update(
 
 
 def always_positive(*, spread: float, momentum: float, step_size: float, decay: float = 0.0) -> bool:
-    r"""Whether eq. 7 keeps the base above zero whatever the losses do.
+    r"""Tell whether eq. 7 keeps the base above zero whatever the losses do.
 
     .. math:: \left(\sqrt{1-\gamma} - \sqrt\beta\right)^2 \ge \lambda (1-\beta) \alpha
 

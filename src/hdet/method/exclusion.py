@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 _FAR = 0.3
-"""How far above the median a loss must be: in nats, or as a share of the median where that is above one."""
+"""A loss must be so far above the median: in nats, or as a share of the median where that is above one."""
 _CLEAR = 6.0
 """And how many times the median deviation, which is about two thirds of a standard deviation."""
 

@@ -47,7 +47,7 @@ def multiplier_at(position: float, spread: float, scale: str = "linear") -> floa
 
 
 def usable_share(base: float, low: float, high: float, spread: float, scale: str = "linear") -> float:
-    """How much of the spread fits between the bounds, from 0 to 1, when it is narrowed on both sides alike.
+    """Return the share of the spread that fits between the bounds when it is narrowed on both sides alike.
 
     Cutting or folding single values at a bound would shift their mean away from the base.
 
@@ -130,7 +130,7 @@ def assign(
             candidates += [permutation(num_replicas, seed, round_index, f"{name}#{i}") for i in range(extra)]
         columns = [[places[i] for i in order] for order in candidates]
         chosen[name] = min(
-            columns, key=lambda column: max((abs(_dot(column, c)) for c in chosen.values()), default=0.0)
+            columns, key=lambda column: max((abs(dot(column, c)) for c in chosen.values()), default=0.0)
         )
     return chosen
 
@@ -152,7 +152,12 @@ def _factorial(
     }
 
 
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """Add up the products, rounded once.
+
+    >>> dot([1.0, 2.0], [3.0, 4.0])
+    11.0
+    """
     return math.fsum(x * y for x, y in zip(a, b, strict=True))
 
 

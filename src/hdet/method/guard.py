@@ -58,7 +58,7 @@ class Guard:
 
 
 class GuardMemory(NamedTuple):
-    """What is remembered from round to round."""
+    """Holds what is remembered from round to round."""
 
     first: float = math.nan
     """Mean loss of the first round."""
@@ -76,7 +76,7 @@ class GuardMemory(NamedTuple):
 
     @property
     def is_well(self) -> bool:
-        """Whether the last round was near the lowest: then the weights are worth a copy."""
+        """Tell whether the last round was near the lowest: then the weights are worth a copy."""
         return self.num_bad == 0 and self.last <= self.lowest + 0.2 * (self.first - self.lowest)
 
 

@@ -97,32 +97,32 @@ Copies = Mapping[str, Sequence[Array]]
 
 
 class AtSync(NamedTuple):
-    """What a rule works on at a sync."""
+    """Holds what a rule works on at a sync."""
 
     here: Sequence[Array]
     """The weights of the replicas in this process."""
     copies: Copies
-    """What the rule keeps."""
+    """Kept by the rule."""
     average: Callable[[Sequence[Array]], None]
     """Gives every replica the mean of tensors, with the shares of :meth:`Merge.weights`."""
     num_replicas: int
 
 
 class Merge:
-    """What all merge rules have in common."""
+    """Holds what all merge rules have in common."""
 
     compares_losses: ClassVar[bool] = False
-    """Whether it needs a loss of every replica."""
+    """Tells whether it needs a loss of every replica."""
     compares_gradients: ClassVar[bool] = False
-    """Whether it needs the norm of every replica's last gradient."""
+    """Tells whether it needs the norm of every replica's last gradient."""
     stays_apart: ClassVar[bool] = False
-    """Whether replicas still differ after a sync."""
+    """Tells whether replicas still differ after a sync."""
     has_state: ClassVar[bool] = False
-    """Whether it remembers something from round to round."""
+    """Tells whether it remembers something from round to round."""
     copies: ClassVar[tuple[str, ...]] = ()
     """Names of the copies of the weights that it keeps. ``velocity`` begins at zero."""
     merges_at_syncs: ClassVar[bool] = True
-    """Whether replicas take anything from each other before the end of the run."""
+    """Tells whether replicas take anything from each other before the end of the run."""
 
     def local_from(self, total_steps: int | None) -> int:
         """The step from which on each replica has its own gradients."""
@@ -193,7 +193,7 @@ class ElasticMerge(Merge):
     has_state = True
     copies = ("center",)
     strength: float = 0.9
-    """How far the center moves towards the mean of the replicas at each sync. Each replica moves towards the
+    """Moves the center so far towards the mean of the replicas at each sync. Each replica moves towards the
     center by this divided by the number of replicas."""
 
     def __post_init__(self) -> None:
@@ -258,7 +258,7 @@ class GradientNormMerge(Merge):
     stays_apart = True
     copies = ("center",)
     pull: float = 0.5
-    """How far replicas move towards the weighted mean."""
+    """Moves replicas so far towards the weighted mean."""
 
     def __post_init__(self) -> None:
         require_number("pull", self.pull, above=0, at_most=1)

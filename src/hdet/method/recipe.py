@@ -84,7 +84,7 @@ class Recipe:
     """Share of the steps in which the learning rate rises. On nine dev problems of the zoo, each at its best
     learning rate, 40 % ends at 1.000 to 1.037 of the best warm-up, 10 % at 1.000 to 1.082."""
     anneal: Anneal = "linear"
-    """How it falls afterwards."""
+    """The form of its fall afterwards."""
     anneal_to: float = 0.15
     """Share of the peak at which the anneal ends. The tail does the rest."""
     average_tail: float = 0.075

@@ -30,7 +30,7 @@ Array = Any  # a float, or anything with the arithmetic of one
 
 
 class Step(NamedTuple):
-    """What one training step used."""
+    """Tells what one training step used."""
 
     bases: list[float]
     """The shared value of each hyperparameter (parameter group)."""
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one sync saw and decided."""
+    """Tells what one sync saw and decided."""
 
     step: int
     losses: list[float]
@@ -109,9 +109,7 @@ def train(
     slots: list[list[dict[str, Array]]] = [[{} for _ in groups] for _ in replicas]
     control: list[ControllerState | None] = [None for _ in groups]
     decays = [0.0 for _ in groups]
-    loss_sums = [0.0 for _ in replicas]
-    num_losses = 0
-    round_index = 0
+    seen: list[list[float]] = []
     tail: list[list[Array]] = []
     steps: list[Step] = []
     rounds: list[Round] = []
@@ -133,16 +131,15 @@ def train(
     for t in range(1, total_steps + 1):
         # Fan-out: every replica has its own value, all share one gradient (eqs. 1, 2, 9).
         bases = [base(g, t - 1) for g in groups]
-        places = list(assign(assignment, num_replicas, seed, round_index, names).values())
+        places = list(assign(assignment, num_replicas, seed, len(rounds), names).values())
         values = [[bases[g] * multiplier_at(places[g][r], spread) for g in groups] for r in replicas]
         steps.append(Step(bases, values))
         measured = [gradient(theta[r], r, t) for r in replicas]
         shared = [sum(measured[r][1][g] for r in replicas) / num_replicas for g in groups]
         for r in replicas:
-            loss_sums[r] += measured[r][0]
             for g in groups:
                 theta[r][g] = optimizer(theta[r][g], shared[g], slots[r][g], values[r][g])
-        num_losses += 1
+        seen.append([loss for loss, _ in measured])
         if t in tail_steps(total_steps, average_tail):
             tail.append([sum(theta[r][g] for r in replicas) / num_replicas for g in groups])
 
@@ -150,8 +147,8 @@ def train(
             continue
 
         # Measure.
-        losses = [loss_sum / num_losses for loss_sum in loss_sums]
-        loss_sums, num_losses = [0.0 for _ in replicas], 0
+        losses = [sum(of_replica) / len(seen) for of_replica in zip(*seen, strict=True)]
+        seen = []
 
         # Converge (eq. 3).
         if spread > 0:
@@ -161,11 +158,11 @@ def train(
         # Steer (eqs. 4-8).
         weights, signals = [1 / num_replicas for _ in replicas], [0.0 for _ in groups]
         if controller is not None and t % sync_every == 0 and t >= controller.start:
+            constants = {"momentum": controller.momentum, "step_size": controller.step_size}
             if controller.form == "paper":
                 temperature = controller.temperature
-                weights = softmax_weights(
-                    losses, auto_temperature(losses) if temperature == "auto" else temperature
-                )
+                sigma = auto_temperature(losses) if temperature == "auto" else temperature
+                weights = softmax_weights(losses, sigma)
             else:
                 signals = joint_signals(places, losses)
             for g in groups:
@@ -175,27 +172,18 @@ def train(
                         state = ControllerState(bases[g])
                         decays[g] = decay(g, bases[g])
                     signals[g] = weighted_deviation(weights, [values[r][g] for r in replicas])
-                    control[g] = paper_update(
-                        state,
-                        signals[g],
-                        momentum=controller.momentum,
-                        step_size=controller.step_size,
-                        decay=decays[g],
-                    )
+                    control[g] = paper_update(state, signals[g], decay=decays[g], **constants)
                 else:
                     control[g] = log_update(
                         state or ControllerState(0.0),
                         signals[g],
-                        momentum=controller.momentum,
-                        step_size=controller.step_size,
                         half_width=max(abs(math.log(multiplier_at(x, spread))) for x in places[g]),
                         max_log_correction=math.log(controller.max_correction),
+                        **constants,
                     )
         velocities = [state.velocity if state else 0.0 for state in control]
-        rounds.append(Round(t, losses, weights, signals, velocities, [base(g, t) for g in groups]))
-
         # Reassign: the next round draws its own permutations.
-        round_index += 1
+        rounds.append(Round(t, losses, weights, signals, velocities, [base(g, t) for g in groups]))
 
     if tail:
         theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]

@@ -11,12 +11,4 @@ from hdet.replicas.port import Replicas, Report
 from hdet.replicas.ranks import RankReplicas
 from hdet.replicas.warm_start import warm_start
 
-__all__ = [
-    "Averager",
-    "RankReplicas",
-    "ReplicaGroup",
-    "Replicas",
-    "Report",
-    "finite_mean_hook",
-    "warm_start",
-]
+__all__ = ["Averager", "RankReplicas", "ReplicaGroup", "Replicas", "Report", "finite_mean_hook", "warm_start"]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import KnownTensors, flat_view
+from hdet.replicas.tensors import KnownTensors, flat_view, real_view
 
 # Many small copies in one call; torch's own optimizers rest on it.
 _copy_all_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
@@ -28,7 +28,8 @@ class Averager:
     """
 
     def __init__(self, group: ReplicaGroup, *, bucket_mib: float = 25.0) -> None:
-        self._group, self.communicates = group, group.communicates
+        self._group = group
+        self.communicates = group.communicates
         self._half_bucket_bytes = int(bucket_mib * 2**20) // 2
         self._packing: list[_Kind] = []
         self._known = KnownTensors()
@@ -58,11 +59,9 @@ class Averager:
     def _kinds(self, tensors: Sequence[Tensor]) -> list[_Kind]:
         if not self._known.are(tensors):
             members: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for tensor in tensors:
-                if tensor.numel():
-                    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-                    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-                    members.setdefault((tensor.device, dtype), []).append(tensor)
+            for tensor in map(real_view, filter(Tensor.numel, tensors)):
+                dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+                members.setdefault((tensor.device, dtype), []).append(tensor)
             self._packing = [
                 _Kind(device, dtype, group, self._half_bucket_bytes)
                 for (device, dtype), group in members.items()
@@ -93,20 +92,17 @@ class _Kind:
         packed.sort(key=Tensor.numel)
         runs = list(_fill(packed, capacity))
         # Kept between calls: on the CPU, fresh memory costs more than the copies that go through it.
-        bucket = [
-            torch.empty(max(map(_size, runs)), dtype=dtype, device=device) for _ in range(min(2, len(runs)))
-        ]
-        self._jobs: list[_InPlace | _Packed] = [
-            _InPlace(piece) for flat in in_place for piece in flat.split(capacity)
-        ]
-        self._jobs += [_Packed(run, bucket[i % 2][: _size(run)]) for i, run in enumerate(runs)]
+        sizes = [sum(map(Tensor.numel, run)) for run in runs]
+        bucket = [torch.empty(max(sizes), dtype=dtype, device=device) for _ in runs[:2]]
+        self._jobs = [_Job(piece) for flat in in_place for piece in flat.split(capacity)]
+        self._jobs += [_Job(bucket[i % 2][: sizes[i]], run) for i, run in enumerate(runs)]
 
     def average_(self, group: ReplicaGroup, contribute: float, divisor: int) -> None:
         for tensor, flat in self._scattered:
             flat.copy_(tensor.reshape(-1))
         # Two jobs are on the way at a time: while one travels, the other is packed or unpacked. Jobs two
         # apart share a half of the bucket, so the older one is finished before the newer one is packed.
-        on_the_way: list[tuple[_InPlace | _Packed, dist.Work]] = []
+        on_the_way: list[tuple[_Job, dist.Work]] = []
         for job in self._jobs:
             if len(on_the_way) == 2:
                 _finish(*on_the_way.pop(0), divisor)
@@ -121,47 +117,43 @@ class _Kind:
             tensor.copy_(flat.view(tensor.shape))
 
 
-class _InPlace:
-    """A large piece that is reduced where it is."""
+class _Job:
+    """A buffer that is reduced: a large piece where it is, or a part of the bucket with pieces side by side.
 
-    def __init__(self, piece: Tensor) -> None:
-        self._piece = piece
-
-    def pack(self, contribute: float) -> Tensor:
-        return _weighted(self._piece, contribute)
-
-    def unpack(self, divisor: int) -> None:
-        self._piece.div_(divisor)
-
-
-class _Packed:
-    """Pieces that travel together in a part of the bucket, sorted by size."""
+    Args:
+        buffer: what travels.
+        pieces: what is copied into it and back, sorted by size; none for a piece that is its own buffer.
+    """
 
     small = 2**14
     """Below this many elements the cost of a piece is that of the call, not that of its memory."""
 
-    def __init__(self, pieces: list[Tensor], bucket: Tensor) -> None:
-        self._pieces, self._bucket = pieces, bucket
-        views = bucket.split([piece.numel() for piece in pieces])
+    def __init__(self, buffer: Tensor, pieces: list[Tensor] | tuple[()] = ()) -> None:
+        self._buffer = buffer
+        self._pieces = pieces
         num_small = sum(piece.numel() < self.small for piece in pieces)
-        self._small, self._small_views = pieces[:num_small], views[:num_small]
-        self._small_bucket = bucket[: sum(map(Tensor.numel, self._small))]
+        views = buffer.split([piece.numel() for piece in pieces]) if pieces else ()
+        self._small = pieces[:num_small]
+        self._small_views = views[:num_small]
+        # What is divided in the buffer: large pieces are divided on their way out of it.
+        self._divided = buffer[: sum(map(Tensor.numel, self._small))] if pieces else buffer
         self._large = list(zip(pieces[num_small:], views[num_small:], strict=True))
         # On the CPU a small copy is three times faster in numpy than in torch.
         self._arrays = None
-        if all(piece.device.type == "cpu" and piece.dtype == bucket.dtype for piece in self._small):
-            self._arrays = [
-                (piece.numpy(), view.numpy())
-                for piece, view in zip(self._small, self._small_views, strict=True)
-            ]
+        if all(piece.device.type == "cpu" and piece.dtype == buffer.dtype for piece in self._small):
+            pairs = zip(self._small, self._small_views, strict=True)
+            self._arrays = [(piece.numpy(), view.numpy()) for piece, view in pairs]
 
     def pack(self, contribute: float) -> Tensor:
-        if contribute:
-            torch.cat(self._pieces, out=self._bucket)
-        return _weighted(self._bucket, contribute)
+        if not contribute:  # zero times NaN would be NaN
+            return self._buffer.zero_()
+        if self._pieces:
+            torch.cat(self._pieces, out=self._buffer)
+        return self._buffer if contribute == 1 else self._buffer.mul_(contribute)
 
     def unpack(self, divisor: int) -> None:
-        self._small_bucket.div_(divisor)
+        # Dividing the sum keeps the mean of equal values exact for powers of two.
+        self._divided.div_(divisor)
         if self._arrays is None:
             _copy_all_(self._small, self._small_views)
         else:
@@ -171,23 +163,13 @@ class _Packed:
             torch.div(view, divisor, out=piece)
 
 
-def _weighted(buffer: Tensor, weight: float) -> Tensor:
-    """In place; zero times NaN would be NaN."""
-    return buffer if weight == 1 else buffer.mul_(weight) if weight else buffer.zero_()
-
-
-def _finish(job: _InPlace | _Packed, work: dist.Work, divisor: int) -> None:
+def _finish(job: _Job, work: dist.Work, divisor: int) -> None:
     work.wait()
-    # Dividing the sum keeps the mean of equal values exact for powers of two.
     job.unpack(divisor)
 
 
-def _size(pieces: Sequence[Tensor]) -> int:
-    return sum(map(Tensor.numel, pieces))
-
-
 def _fill(flats: Sequence[Tensor], capacity: int) -> Iterator[list[Tensor]]:
-    """Runs of pieces that fit a bucket together; what is larger than a bucket is cut."""
+    """Yield runs of pieces that fit a bucket together; what is larger than a bucket is cut."""
     run: list[Tensor] = []
     used = 0
     for flat in flats:

@@ -17,12 +17,12 @@ from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.exchange import wait_for_all
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import KnownTensors, accelerator_module, flat_view
+from hdet.replicas.tensors import KnownTensors, accelerator_module, flat_view, real_view
 
 ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""
 BUCKET_BYTES = 25 * 2**20 // 2
-"""What is gathered at a time. A backend may take as much again while it travels: one bucket together."""
+"""Is gathered at a time. A backend may take as much again while it travels: one bucket together."""
 
 
 class SlicedCopy:
@@ -60,26 +60,25 @@ class SlicedCopy:
     ) -> None:
         self._group = group if group.communicates else ALONE
         self.is_whole = self._group.count == 1
-        """Whether all of it is in this process."""
+        """Tells whether all of it is in this process."""
         self._layouts = [_layout(tensor) for tensor in tensors]
         members: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
         for i, tensor in enumerate(tensors):
-            members.setdefault((tensor.device, _real(tensor).dtype, tensor.is_complex()), []).append(i)
+            members.setdefault((tensor.device, real_view(tensor).dtype, tensor.is_complex()), []).append(i)
         self._kinds = []
         for (home, dtype, _), indices in members.items():
             kept = torch.promote_types(dtype, torch.float32) if widens else dtype
-            sizes = [_real(tensors[i]).numel() for i in indices]
+            sizes = [real_view(tensors[i]).numel() for i in indices]
             make = partial(torch.zeros if is_zero else torch.empty, dtype=kept, device=device or home)
             self._kinds.append(_Kind(indices, sizes, self._group, make))
         self._known = KnownTensors()
         self._views: list[list[Tensor]] = []
-        self._shaped: list[Tensor] | None = None  # the same objects at every call: others know them again
         if not is_zero:
             self.take(tensors)
 
     @property
     def parts(self) -> list[Tensor]:
-        """What this process holds, as flat tensors."""
+        """Return what this process holds, as flat tensors."""
         return [kind.kept for kind in self._kinds]
 
     @torch.no_grad()
@@ -93,9 +92,7 @@ class SlicedCopy:
     def lerp(self, tensors: Sequence[Tensor], share: float) -> None:
         """Move this replica's part by a share of the way to the tensors. Not collective."""
         for kind, views in zip(self._kinds, self._views_of(tensors), strict=True):
-            if not views:
-                continue
-            if (views[0].dtype, views[0].device) == (kind.kept.dtype, kind.kept.device):
+            if views and (views[0].dtype, views[0].device) == (kind.kept.dtype, kind.kept.device):
                 torch._foreach_lerp_(kind.pieces, views, share)  # pyright: ignore[reportPrivateImportUsage]
             else:  # one wide copy at a time
                 for piece, view in zip(kind.pieces, views, strict=True):
@@ -132,8 +129,6 @@ class SlicedCopy:
     def shaped(self) -> list[Tensor]:
         """A whole copy as tensors of the shapes that were copied, which share its memory."""
         assert self.is_whole, "a part of a copy has no shapes"
-        if self._shaped is not None:
-            return self._shaped
         made: dict[int, Tensor] = {}
         for kind in self._kinds:
             for i, (start, stop) in zip(kind.indices, pairwise(kind.ends), strict=True):
@@ -141,8 +136,7 @@ class SlicedCopy:
                 flat = kind.kept[start:stop]
                 flat = torch.view_as_complex(flat.view(-1, 2)) if is_complex else flat
                 made[i] = flat.as_strided(shape, stride, flat.storage_offset())
-        self._shaped = [made[i] for i in range(len(self._layouts))]
-        return self._shaped
+        return [made[i] for i in range(len(self._layouts))]
 
     # --- flat views ----------------------------------------------------------------------------------
 
@@ -163,14 +157,14 @@ class SlicedCopy:
         """Each tensor in the order of memory; what is laid out otherwise has its contents in between."""
         flats, borrowed = [], []
         for tensor, layout in zip(tensors, self._layouts, strict=True):
-            held = tensor.detach()
-            if _layout(held) != layout or flat_view(_real(held)) is None:
-                held = torch.empty_strided(layout[0], layout[1], dtype=held.dtype, device=held.device)
+            flat = flat_view(real_view(tensor)) if _layout(tensor) == layout else None
+            if flat is None:
+                held = torch.empty_strided(layout[0], layout[1], dtype=tensor.dtype, device=tensor.device)
                 if reads:
                     held.copy_(tensor)
                 borrowed.append((tensor, held))
-            flat = flat_view(_real(held))
-            assert flat is not None
+                flat = flat_view(real_view(held))
+                assert flat is not None
             flats.append(flat)
         return flats, borrowed
 
@@ -229,15 +223,10 @@ def _gather_into(kind: _Kind, flats: Sequence[Tensor], group: ReplicaGroup, what
                 place += b - a
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
-
-
 def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], bool]:
     """Shape and strides without gaps: a tensor's own, or those in the usual order."""
-    stride = tensor.stride()
-    if flat_view(tensor) is None:
-        stride = torch.empty(tensor.shape, device="meta").stride()
+    has_gaps = flat_view(tensor) is None
+    stride = torch.empty(tensor.shape, device="meta").stride() if has_gaps else tensor.stride()
     return tensor.shape, stride, tensor.is_complex()
 
 
@@ -261,7 +250,7 @@ class WeightsCopy:
         self._of_weights = SlicedCopy(self.weights, self.group, device=self.device)
         self._of_buffers = SlicedCopy(self.buffers, device=self.device)
         self.is_whole = self._of_weights.is_whole
-        """Whether all of it is in this process."""
+        """Tells whether all of it is in this process."""
 
     def take(self) -> None:
         """Copy them anew, in the same memory. Not collective."""
@@ -295,7 +284,7 @@ def clear_state(optimizer: Optimizer) -> None:
 
 
 def set_aside_state(optimizer: Optimizer) -> dict[Tensor, Any]:
-    """What an optimizer knows, for :func:`put_state`. It goes on with a state of its own."""
+    """Return what an optimizer knows, for :func:`put_state`. It goes on with a state of its own."""
     kept = dict(optimizer.state)
     if isinstance(optimizer, Adagrad):
         optimizer.state.update({p: copy.deepcopy(state) for p, state in kept.items()})
@@ -311,11 +300,9 @@ def put_state(optimizer: Optimizer, kept: dict[Tensor, Any]) -> None:
 
 def generator_states() -> dict[str, Tensor]:
     """The states of torch's global generators."""
-    states = {"cpu": torch.random.get_rng_state()}
     module = accelerator_module()
-    if module is not None:
-        states["accelerator"] = module.get_rng_state()
-    return states
+    of_device = {} if module is None else {"accelerator": module.get_rng_state()}
+    return {"cpu": torch.random.get_rng_state(), **of_device}
 
 
 def restore_generators(states: dict[str, Tensor]) -> None:

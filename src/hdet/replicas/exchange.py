@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Message(NamedTuple):
-    """What a process tells the others at a sync. For one more number add a field, and say how parts join it.
+    """Tells the others of a process at a sync. For one more number add a field, and say how parts join it.
 
     Every field is a double, so that one collective carries them all.
     """
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     num_finite: float
     num_nonfinite: float
     is_finite: float
-    """Whether all parameters are, and the moments if they are averaged."""
+    """Tells whether all parameters are, and the moments if they are averaged."""
     score: float
     """Loss on the probe; NaN where it was not asked for."""
     num_steps: float
@@ -65,7 +65,7 @@ class Message(NamedTuple):
         )
 
     def silent(self) -> Message:
-        """What stands for a replica that cannot be asked: in step, and without a loss."""
+        """Stand for a replica that cannot be asked: in step, and without a loss."""
         return self._replace(loss_total=0.0, num_finite=0.0, num_nonfinite=0.0, is_finite=1.0, score=math.nan)
 
 
@@ -75,7 +75,7 @@ def joined_checksum(checksums: Sequence[float]) -> float:
 
 
 def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exchange") -> list[list[float]]:
-    """Every replica's message, in the order of the replicas. One collective; it waits for all.
+    """Return every replica's message, in the order of the replicas. One collective; it waits for all.
 
     Args:
         group: who takes part.
@@ -91,7 +91,7 @@ def exchange(group: ReplicaGroup, message: Sequence[float], what: str = "an exch
 def exchange_within(
     group: ReplicaGroup, message: Sequence[float], what: str = "an exchange"
 ) -> list[list[float]]:
-    """The message of every process of this replica. Collective where there are several."""
+    """Return the message of every process of this replica. Collective where there are several."""
     rows = [list(message)]
     for axis in group.within:
         rows = gather(group, axis, rows, what)
@@ -101,7 +101,7 @@ def exchange_within(
 def gather(
     group: ReplicaGroup, joined: dist.ProcessGroup, rows: Sequence[Sequence[float]], what: str
 ) -> list[list[float]]:
-    """The rows of all processes of a group, one after the other. Collective."""
+    """Return the rows of all processes of a group, one after the other. Collective."""
     mine = torch.tensor(rows, dtype=widest_float(group.device), device=group.device)
     group.traffic.num_bytes += mine.nbytes
     all_of_them = [torch.empty_like(mine) for _ in range(joined.size())]
@@ -132,12 +132,9 @@ def raising_together(group: ReplicaGroup) -> Iterator[None]:
         failure = error
     for joined in group.joins:
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        sizes = gather(group, joined, [[float(len(text.encode()))]], "its construction")
-        if any(size for (size,) in sizes):
-            reasons = _gather_texts(group, joined, text, int(max(sizes)[0]), "its construction")
-            if failure is None:
-                first = next(r for r, reason in enumerate(reasons) if reason)
-                failure = _AnotherFailed(f"replica {first} could not be built: {reasons[first]}")
+        for r, reason in enumerate(_texts_that_differ(group, joined, text, "its construction")):
+            if failure is None and reason:
+                failure = _AnotherFailed(f"replica {r} could not be built: {reason}")
     try:
         if failure is not None:
             raise failure
@@ -159,36 +156,30 @@ def require_same_settings(
         here: the same in all replicas, but not in all processes of one.
     """
     for joined in group.joins:
-        is_between = joined is group.process_group
-        _require_same(group, joined, {**settings, **(here or {})} if is_between else settings)
+        compared = {**settings, **(here or {})} if joined is group.process_group else settings
+        text = json.dumps({n: repr(v) for n, v in compared.items()}, sort_keys=True)
+        each = list(map(json.loads, _texts_that_differ(group, joined, text, "the comparison of settings")))
+        differing = []
+        for name in sorted({name for one in each for name in one}):
+            values = [one.get(name, "(missing)") for one in each]
+            if len(set(values)) > 1:
+                differing.append(f"{name} ({', '.join(f'replica {r}: {v}' for r, v in enumerate(values))})")
+        if differing:
+            raise ConfigurationMismatchError(
+                "all replicas must be built with the same settings, but these differ: "
+                f"{'; '.join(differing)}. Pass the same values on every rank"
+            )
 
 
-def _require_same(group: ReplicaGroup, joined: dist.ProcessGroup, settings: Mapping[str, object]) -> None:
-    text = json.dumps({n: repr(v) for n, v in settings.items()}, sort_keys=True)
-    what = "the comparison of settings"
+def _texts_that_differ(group: ReplicaGroup, joined: dist.ProcessGroup, text: str, what: str) -> list[str]:
+    """Return every process's text, or nothing where all have the same. Collective."""
     seen = gather(group, joined, [[digest(text), float(len(text.encode()))]], what)
-    if all(fingerprint == seen[0][0] for fingerprint, _ in seen):
-        return
+    if all(row == seen[0] for row in seen):
+        return []
     # Only now is the text itself sent, so that the error can name what differs.
     size = int(max(length for _, length in seen))
-    each = [json.loads(one) for one in _gather_texts(group, joined, text, size, what)]
-    differing = []
-    for name in sorted({name for one in each for name in one}):
-        values = [one.get(name, "(missing)") for one in each]
-        if len(set(values)) > 1:
-            differing.append(f"{name} ({', '.join(f'replica {r}: {v}' for r, v in enumerate(values))})")
-    raise ConfigurationMismatchError(
-        f"all replicas must be built with the same settings, but these differ: {'; '.join(differing)}. Pass "
-        "the same values on every rank"
-    )
-
-
-def _gather_texts(
-    group: ReplicaGroup, joined: dist.ProcessGroup, text: str, size: int, what: str
-) -> list[str]:
-    """Every process's text, of at most ``size`` bytes. Collective."""
     rows = gather(group, joined, [list(text.encode().ljust(size, b" "))], what)
-    return [bytes(int(byte) for byte in row).decode(errors="replace").strip() for row in rows]
+    return [bytes(map(int, row)).decode(errors="replace").strip() for row in rows]
 
 
 # --- waiting -----------------------------------------------------------------------------------------
@@ -272,7 +263,7 @@ def _require_success(work: Any, what: str) -> None:
 
 
 def _tell(joined: dist.ProcessGroup, count: int) -> dict[int, bytes]:
-    """Write that this replica waits; what the others have written last."""
+    """Write that this replica waits, and read what the others have written last."""
     store = _get_default_store()
     keys = [f"hdet/waits/{joined.group_name}/{r}" for r in range(joined.size())]
     store.set(keys[joined.rank()], str(count))
@@ -282,5 +273,5 @@ def _tell(joined: dist.ProcessGroup, count: int) -> dict[int, bytes]:
 def _sentence(missing: list[int], what: str, seconds: float) -> str:
     if not missing:
         return f"{what} is not complete after {seconds:.0f} s, though all replicas wait for it"
-    who = "replica " + str(missing[0]) if len(missing) == 1 else f"replicas {missing}"
+    who = f"replica {missing[0]}" if len(missing) == 1 else f"replicas {missing}"
     return f"{who} did not come to {what}; the others wait since {seconds:.0f} s"

@@ -36,10 +36,9 @@ class GradientExchange:
 
     def resume(self) -> None:
         """Put everything back as it was before :meth:`stop`."""
-        if self._before is not None:
-            for wrapped, before in zip(self.wrapped, self._before, strict=True):
-                wrapped.require_backward_grad_sync = before
-            self._before = None
+        for wrapped, before in zip(self.wrapped, self._before or (), strict=False):
+            wrapped.require_backward_grad_sync = before
+        self._before = None
 
 
 def require_local_gradients(

@@ -15,7 +15,7 @@ from hdet.errors import HdetWarning, warn
 from hdet.replicas.tensors import accelerator, is_sharded
 
 _told: set[str] = set()
-"""What this process was warned of already."""
+"""Keys of the warnings that this process has given."""
 
 
 @dataclass
@@ -37,19 +37,19 @@ class ReplicaGroup:
     """Which replica this process is."""
 
     count: int
-    """How many replicas there are."""
+    """The number of replicas."""
 
     process_group: dist.ProcessGroup | None = None
-    """What joins them; None where there is nobody to talk to."""
+    """Joins them; None where there is nobody to talk to."""
 
     within: tuple[dist.ProcessGroup, ...] = field(default=(), repr=False)
-    """What joins the processes of one replica, along each axis of its mesh; empty where it is one process."""
+    """Join the processes of one replica, along each axis of its mesh; empty where it is one process."""
 
     patience: float = field(default=60.0, repr=False)
     """Seconds to wait for a replica at an exchange, until it is named."""
 
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
-    """What this process has sent."""
+    """Counts the bytes that this process has sent."""
 
     @classmethod
     def of(
@@ -112,14 +112,13 @@ class ReplicaGroup:
                     f"{meshes[0] if meshes else 'none'}: pass the axis along which the model is replicated"
                 )
             root = max(known, key=lambda mesh: mesh.ndim)
-        names = root.mesh_dim_names or ()
-        others = [root.get_group(other) for other in names if other != name]
+        others = [root.get_group(other) for other in root.mesh_dim_names or () if other != name]
         group = axis.get_group()
         return cls(dist.get_rank(group), dist.get_world_size(group), group, tuple(others))
 
     @classmethod
     def of_parameters(cls, replicas: Any, parameters: Sequence[object]) -> ReplicaGroup:
-        """What the user gave as ``replicas``, for these parameters; raises if a part of them is left over."""
+        """Read what the user gave as ``replicas``; raises if a part of these parameters is left over."""
         if hasattr(replicas, "mesh_dim_names"):
             return cls.of_axis(replicas, parameters)
         if isinstance(replicas, ReplicaGroup):
@@ -136,12 +135,12 @@ class ReplicaGroup:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process speaks for all: the first of the first replica."""
+        """Tell whether this process speaks for all: the first of the first replica."""
         return self.index == 0 and all(dist.get_rank(group) == 0 for group in self.within)
 
     @cached_property
     def communicates(self) -> bool:
-        """Whether there is anyone to exchange with."""
+        """Tell whether there is anyone to exchange with."""
         return self.process_group is not None and self.count > 1
 
     @cached_property
@@ -153,11 +152,9 @@ class ReplicaGroup:
     @cached_property
     def device(self) -> torch.device:
         """Where the small messages of this group must live."""
-        joined = self.process_group or self.within[0]
-        backend = dist.get_backend(joined)
-        if "gloo" in backend or "fake" in backend or "mpi" in backend:
-            return torch.device("cpu")
-        return accelerator() or torch.device("cpu")
+        backend = dist.get_backend(self.process_group or self.within[0])
+        is_on_host = any(name in backend for name in ("gloo", "fake", "mpi"))
+        return (None if is_on_host else accelerator()) or torch.device("cpu")
 
 
 def meshes_of(parameters: Iterable[Any]) -> list[Any]:

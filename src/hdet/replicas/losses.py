@@ -25,10 +25,9 @@ def scalar_of(must: str, value: object) -> Tensor:
         remedy = "leave out .item()" if isinstance(value, float) else "give the loss alone"
         raise TypeError(f"{must} a tensor with one element, got {shown}: {remedy}")
     if not value.is_floating_point():
-        real = (
-            "take its real part or its absolute value" if value.is_complex() else "a loss is no whole number"
-        )
-        raise TypeError(f"{must} a tensor with one element, got {value.dtype}: {real}")
+        take_real = "take its real part or its absolute value"
+        remedy = take_real if value.is_complex() else "a loss is no whole number"
+        raise TypeError(f"{must} a tensor with one element, got {value.dtype}: {remedy}")
     if value.dim() and value.numel() != 1:
         raise ValueError(f"{must} a tensor with one element, got shape {tuple(value.shape)}: take its mean")
     return value.reshape(()) if value.dim() else value
@@ -90,7 +89,7 @@ class DeviceSum:
 
     def __init__(self, device: torch.device, num_slots: int = 256, shape: tuple[int, ...] = ()) -> None:
         dtype = widest_float(device)
-        self.device, self._num_slots = device, num_slots
+        self.device = device
         self._losses = torch.zeros(num_slots, *shape, dtype=dtype, device=device)
         self._slots = list(self._losses)
         self._sums = torch.zeros(3, *shape, dtype=dtype, device=device)
@@ -100,7 +99,7 @@ class DeviceSum:
         """Take one loss."""
         self._slots[self._used].copy_(loss)
         self._used += 1
-        if self._used == self._num_slots:
+        if self._used == len(self._slots):
             self._fold()
 
     def take(self) -> Any:
@@ -161,7 +160,7 @@ class LossMeter:
         self._host = self._host.plus(seen)
 
     def take(self) -> LossSum:
-        """What was seen since the last call; waits for the device."""
+        """Return what was seen since the last call; waits for the device."""
         total, self._host = self._host, LossSum()
         for device_sum in self._devices.values():
             total = total.plus(LossSum(*device_sum.take()))

@@ -39,10 +39,9 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
             f"optimizer must call torch.optim.Optimizer.__init__, got a {type(last).__name__} that does not: "
             "its steps could not be seen. Call super().__init__ in its constructor, or pass the inner one"
         )
+    groups = list(map(id, last.param_groups))
     for name, held in [] if is_a(last, _COPIES_ITS_GROUPS) else vars(last).items():
-        if isinstance(held, Optimizer) and list(map(id, held.param_groups)) != list(
-            map(id, last.param_groups)
-        ):
+        if isinstance(held, Optimizer) and list(map(id, held.param_groups)) != groups:
             raise ValueError(
                 f"optimizer must share its param_groups with the one that it holds as {name!r}, got "
                 f"{type(last).__name__} with groups of its own: what is written there would change nothing. "
@@ -58,7 +57,7 @@ def partitioning_layer(layers: Sequence[Optimizer]) -> str | None:
 
 
 def state_owner(optimizer: Any) -> Optimizer:
-    """What keeps the moments of this process: the inner one, where the optimizer holds another's."""
+    """Find what keeps the moments of this process: the inner one, where the optimizer holds another's."""
     return optimizer.optim if is_a(optimizer, _COPIES_ITS_GROUPS) else optimizer
 
 
@@ -82,7 +81,7 @@ def plain_scheduler(scheduler: Any) -> Any:
 
 
 def plain_model(model: Any) -> Any:
-    """What ``torch.compile`` was given, if the model is what it returned."""
+    """Return what ``torch.compile`` was given, if the model is what it returned."""
     while is_a(model, "OptimizedModule"):
         model = model._orig_mod  # noqa: SLF001
     return model
@@ -95,7 +94,7 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 
 def is_a(thing: object, class_name: str) -> bool:
-    """Whether a class of this name is among the thing's own and their bases.
+    """Tell whether a class of this name is among the thing's own and their bases.
 
     By name: importing some of these classes takes as long as importing half of torch.
     """
@@ -117,12 +116,12 @@ def require_free(optimizer: Optimizer) -> None:
 
 
 def claim(optimizer: Optimizer, driver: object) -> None:
-    """From now on ``driver`` drives the optimizer, until it is released or nobody holds it any more."""
+    """Let ``driver`` drive the optimizer, until it is released or nobody holds it any more."""
     _claimed[optimizer] = ref(driver)
 
 
 def release(optimizer: Optimizer) -> None:
-    """The optimizer is free again."""
+    """Let the optimizer be driven by another."""
     _claimed.pop(optimizer, None)
 
 
@@ -132,12 +131,12 @@ def peak_rate(group: Mapping[str, Any]) -> float:
 
 
 def remember_search(optimizer: Optimizer, asked: Sequence[float], found: Sequence[float]) -> None:
-    """A search from these learning rates has found those."""
+    """Keep what a search from these learning rates has found."""
     _searched[optimizer] = list(asked), list(found)
 
 
 def unused_answer(optimizer: Optimizer) -> list[float] | None:
-    """What a search has found for the optimizer, where it still has the guess; else None."""
+    """Return what a search has found for the optimizer, where it still has the guess; else None."""
     peaks = [peak_rate(group) for group in optimizer.param_groups]
     asked, found = _searched.get(optimizer, (None, None))
     return found if peaks == asked != found else None

@@ -13,27 +13,30 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from hdet.explore.values import ExploredValues
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import LossSum
 from hdet.replicas.warm_start import Norm
 
 MomentsRule = Literal["average", "keep", "reset"]
-"""What an average does with the optimizer's moments."""
+"""Says what an average does with the optimizer's moments."""
 Shares = Sequence[float] | None
 """The share of every replica in a mean, zero for those that are excluded; None for equal shares."""
+Told = Callable[[], None]
+"""Is called when something has happened."""
 
 
 class Report(NamedTuple):
-    """What is known of one replica at a sync."""
+    """Tells what is known of one replica at a sync."""
 
     losses: LossSum
     """Its training losses since the last exchange."""
     is_finite: bool
-    """Whether all its parameters are finite."""
+    """Tells whether all its parameters are finite."""
     score: float | None
     """Its loss on the probe, which may be NaN; None if it was not asked for."""
     is_equal: bool = True
-    """Whether it holds the parameters of the others where all ought to be equal."""
+    """Tells whether it holds the parameters of the others where all ought to be equal."""
     gradient_norm: float | None = None
     """Norm of the gradient of its last step; None if it was not measured."""
 
@@ -41,24 +44,6 @@ class Report(NamedTuple):
     def finite_score(self) -> float | None:
         """The score if it can be compared."""
         return self.score if self.score is not None and math.isfinite(self.score) else None
-
-
-class Values(Protocol):
-    """What replicas ask of the values that are explored; :class:`hdet.explore.ExploredValues` has it."""
-
-    explores: bool
-    """Whether replicas differ at all."""
-    static_names: list[str]
-    """What is read by the model itself, or elsewhere outside the optimizer."""
-
-    def in_group(
-        self, group_index: int, multipliers: Mapping[str, Sequence[float]]
-    ) -> dict[str, list[float]]:
-        """The values of a parameter group's explored fields, for each of these multipliers."""
-        ...
-
-    def use_static(self, multipliers: Mapping[str, float]) -> None:
-        """Write these multiples where the model reads them."""
 
 
 @runtime_checkable
@@ -70,31 +55,31 @@ class Replicas(Protocol):
     """
 
     count: int
-    """How many there are, N."""
+    """The number of them, N."""
     index: int
     """The replica whose values this process shows."""
     is_writer: bool
-    """Whether this process writes records, warns and logs, for all of them."""
+    """Tells whether this process writes records, warns and logs, for all of them."""
     has_others: bool
-    """Whether there is more than one that can be compared and averaged."""
+    """Tells whether there is more than one that can be compared and averaged."""
     has_probe: bool
-    """Whether they can be scored on a probe."""
+    """Tells whether they can be scored on a probe."""
     is_sharded: bool
-    """Whether a process holds a part of a replica. Checkpoints then have the same entries at every step:
+    """Tells whether a process holds a part of a replica. Checkpoints then have the same entries at all steps:
     ``torch.distributed.checkpoint`` loads into those that are there."""
     has_rows: bool
-    """Whether tensors laid out as :meth:`weights` have a row for each replica that is computed here."""
+    """Tells whether tensors as of :meth:`weights` have a row for each replica that is computed here."""
     needs_syncs: bool
-    """Whether syncs are wanted even where nothing is explored or steered."""
+    """Tells whether syncs are wanted even where nothing is explored or steered."""
 
     @property
     def bytes_sent(self) -> int:
-        """What this process has put into collectives so far."""
+        """Count the bytes that this process has put into collectives so far."""
         ...
 
     @property
     def differ(self) -> bool:
-        """Whether they may hold different parameters at the end of a round."""
+        """Tell whether they may hold different parameters at the end of a round."""
         ...
 
     # --- beginning and end ---------------------------------------------------------------------------
@@ -103,13 +88,13 @@ class Replicas(Protocol):
         """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any replica. Collective."""
+        """Tell whether the flag is set on any replica. Collective."""
         ...
 
     def attach(
-        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
+        self, values: ExploredValues, *, moments: MomentsRule, measures_gradients: bool, step_made: Told
     ) -> bool:
-        """Begin to work for an ensemble; whether all hold the same parameters. Collective.
+        """Begin to work for an ensemble; tell whether all hold the same parameters. Collective.
 
         Args:
             values: what is explored.
@@ -120,10 +105,10 @@ class Replicas(Protocol):
         ...
 
     def share_gradients(self, is_shared: bool) -> None:
-        """Whether replicas train with the mean of their gradients, or each with its own, from now on."""
+        """Let replicas train with the mean of their gradients, or each with its own, from now on."""
 
     def detach(self) -> None:
-        """Call nobody any more."""
+        """Let go of the ensemble, and remove the hooks."""
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -159,7 +144,7 @@ class Replicas(Protocol):
         ...
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors laid out as :meth:`weights` are finite, in all of a replica."""
+        """Tell whether tensors laid out as :meth:`weights` are finite, in all of a replica."""
         ...
 
     # --- weights -------------------------------------------------------------------------------------
@@ -172,7 +157,7 @@ class Replicas(Protocol):
         """Called after :meth:`weights` were changed from outside."""
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """What a checkpoint holds of tensors laid out as :meth:`weights`: copies in host memory.
+        """Return what a checkpoint holds of tensors laid out as :meth:`weights`: copies in host memory.
 
         Args:
             tensors: what is saved.

@@ -1,4 +1,4 @@
-"""What is refused: optimizers, models and schedules that would silently be trained wrong, with the remedy.
+"""The table of optimizers, models and schedules that would silently be trained wrong, with the remedy.
 
 To refuse one more, add a line to the table.
 """
@@ -40,7 +40,7 @@ class Refusal(NamedTuple):
     """The reason, and what to use instead; ``{}`` stands for the class."""
     use: Use = "always"
     got: str = "a {}"
-    """How the class is named."""
+    """Names the class."""
     error: type[Exception] = TypeError
 
 
@@ -126,11 +126,10 @@ def refuse(name: str, things: Iterable[object], table: Sequence[Refusal], use: U
     """
     for kind in dict.fromkeys(map(type, things)):
         names = [n for base in kind.__mro__ for n in (base.__name__, f"{base.__module__}.{base.__name__}")]
-        for refusal in table:
-            patterns = refusal.kinds if refusal.use == use else ()
-            if any(fnmatch.fnmatchcase(known, pattern) for known in names for pattern in patterns):
-                got, why = (text.format(kind.__name__) for text in (refusal.got, refusal.why))
-                raise refusal.error(f"{name} must {refusal.must}, got {got}: {why}")
+        for refusal in (one for one in table if one.use == use):
+            if any(fnmatch.fnmatchcase(known, pattern) for known in names for pattern in refusal.kinds):
+                text = f"{name} must {refusal.must}, got {refusal.got}: {refusal.why}"
+                raise refusal.error(text.replace("{}", kind.__name__))
 
 
 def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> None:

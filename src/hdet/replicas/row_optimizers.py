@@ -5,6 +5,7 @@ Each rule follows the torch optimizer of its name, value by value, in plain broa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ class RowOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._rule, self._optimizer = rule_for(optimizer), optimizer
+        self._rule = rule_for(optimizer)
+        self._optimizer = optimizer
         self.clear()
 
     def clear(self) -> None:
@@ -60,33 +62,14 @@ class RowOptimizer:
         self.num_updates += 1
         self.fit(len(matrices[0]))
         for i, group in enumerate(self._optimizer.param_groups):
-            told = {
+            hyper = {
+                **_columns(group, explored(i), matrices[i]),
                 "step": self.num_updates,
                 "has_momentum": bool(group.get("momentum", 0)),
                 "nesterov": group.get("nesterov", False),
                 "is_decoupled": group.get("decoupled_weight_decay", isinstance(self._optimizer, AdamW)),
             }
-            hyper = self.hyperparameters_of(i, matrices[i], explored(i))
-            self._rule(matrices[i], gradients[i], self.moments[i], {**hyper, **told})
-
-    def hyperparameters_of(
-        self, group_index: int, matrix: Tensor, explored: Mapping[str, Sequence[float]]
-    ) -> Hyper:
-        """The hyperparameters of a group, each a number, or a column with one entry for each row."""
-        group = self._optimizer.param_groups[group_index]
-        names = ("lr", "weight_decay", "momentum", "dampening", "eps")
-        columns = {key: [float(group[key])] * len(matrix) for key in names if key in group}
-        for i, beta in enumerate(group.get("betas", ())):
-            columns[f"beta{i + 1}"] = [float(beta)] * len(matrix)
-        columns |= {key: list(values) for key, values in explored.items()}
-        may_be_numbers = matrix.dtype in (torch.float32, torch.float64)
-        dtype = widest_float(matrix.device)
-        return {
-            key: values[0]
-            if may_be_numbers and len(set(values)) == 1
-            else torch.tensor(values, dtype=dtype, device=matrix.device).unsqueeze(1)
-            for key, values in columns.items()
-        }
+            self._rule(matrices[i], gradients[i], self.moments[i], hyper)
 
     def fit(self, num_rows: int) -> None:
         """One row of moments for each row that is computed; the mean of another number of them."""
@@ -100,9 +83,8 @@ class RowOptimizer:
         return [value for moments in self.moments for value in moments.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything."""
-        moments = [{name: value.clone() for name, value in group.items()} for group in self.moments]
-        return {"moments": moments, "num_updates": self.num_updates}
+        """Return a copy of everything."""
+        return {"moments": copy.deepcopy(self.moments), "num_updates": self.num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint."""
@@ -112,6 +94,21 @@ class RowOptimizer:
             device = group["params"][0].device
             moments.update({name: value.to(device, copy=True) for name, value in saved.items()})
         self.num_updates = state["num_updates"]
+
+
+def _columns(group: dict[str, Any], explored: Mapping[str, Sequence[float]], matrix: Tensor) -> Hyper:
+    """The hyperparameters of a group, each a number, or a column with one entry for each row."""
+    names = ("lr", "weight_decay", "momentum", "dampening", "eps")
+    held = {key: group[key] for key in names if key in group}
+    held |= {f"beta{i}": beta for i, beta in enumerate(group.get("betas", ()), 1)}
+    every = {key: [float(value)] * len(matrix) for key, value in held.items()} | dict(explored)
+    # Half precisions need columns: in their own arithmetic a beta of 0.999 would be one.
+    may_be_numbers = matrix.dtype in (torch.float32, torch.float64)
+    told = {"dtype": widest_float(matrix.device), "device": matrix.device}
+    return {
+        key: values[0] if may_be_numbers and len(set(values)) == 1 else torch.tensor(values, **told)[:, None]
+        for key, values in every.items()
+    }
 
 
 def rule_for(optimizer: Optimizer) -> Rule:
@@ -160,7 +157,7 @@ def adam(parameters: Tensor, gradient: Tensor, moments: Moments, hyper: Hyper) -
     elif isinstance(hyper["weight_decay"], Tensor) or hyper["weight_decay"]:
         parameters.mul_(_working(1 - hyper["lr"] * hyper["weight_decay"], parameters))
     rate = _working(1 - beta1, parameters)
-    dtype = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+    dtype = _wide(parameters)
     if first.dtype == dtype:
         first.lerp_(gradient.expand_as(first), rate)
     else:
@@ -197,6 +194,8 @@ def _working(column: Any, parameters: Tensor) -> Any:
 
     In bfloat16 a beta of 0.999 would be one.
     """
-    if not isinstance(column, Tensor):
-        return column
-    return column.to(torch.float64 if parameters.dtype == torch.float64 else torch.float32)
+    return column.to(_wide(parameters)) if isinstance(column, Tensor) else column
+
+
+def _wide(parameters: Tensor) -> torch.dtype:
+    return torch.float64 if parameters.dtype == torch.float64 else torch.float32

@@ -23,13 +23,14 @@ _T = TypeVar("_T")
 
 
 class _TensorPlaces:
-    """Where a model holds its tensors, looked up once, so that others can be put there for one call.
+    """Knows where a model holds its tensors, looked up once, so that others can be put there for one call.
 
     As ``torch.func.functional_call`` does, which looks everything up at every call.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
         names = {id(tensor): name for name, tensor in (self.parameters | self.buffers).items()}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
         for module in model.modules():
@@ -56,7 +57,7 @@ class _TensorPlaces:
 
 
 class _Leaves(NamedTuple):
-    """What is differentiated by, and where the results go: parts of the matrices, in their own memory."""
+    """Parts of the matrices, in their own memory: what is differentiated by, and where results go."""
 
     weights: dict[str, Tensor]
     gradients: list[Tensor]
@@ -76,9 +77,11 @@ class ModelRows:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, loss: Loss, *, num_replicas: int, vectorize: bool
     ) -> None:
-        self._model, self._tensor_places = model, _TensorPlaces(model)
-        self._loss, self._vectorize = loss, vectorize
+        self._model = model
+        self._loss = loss
+        self._vectorize = vectorize
         self._num_replicas = num_replicas
+        self._tensor_places = _TensorPlaces(model)
         self._templates = self._tensor_places.parameters
         names = {parameter: name for name, parameter in self._templates.items()}
         self.matrices: list[Tensor] = []
@@ -112,31 +115,30 @@ class ModelRows:
         self._leaves: dict[int | None, _Leaves] = {}
 
     def losses_and_gradients(
-        self, batches: Any, *, is_common: bool, before: Callable[[int], None], num_rows: int
+        self, batches: Sequence[Any], before: Callable[[int], None], num_rows: int
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of every replica, and per group a matrix of gradients.
+        """Compute the loss of every replica, and per group a matrix of gradients.
 
         Args:
-            batches: one batch for all, or a list of one for each.
-            is_common: which of the two.
+            batches: one for each replica, or a single one for all.
             before: called with the replica's number before its own pass, where they go one by one.
             num_rows: compute the first rows only.
         """
         if self._vectorize and num_rows == self._num_replicas > 1:
-            losses = self._all_at_once(batches, is_common)
+            losses = self._all_at_once(batches)
         else:
-            losses = self._one_by_one(batches, is_common, before, num_rows)
+            losses = self._one_by_one(batches, before, num_rows)
         return losses, [matrix[:num_rows] for matrix in self._gradient_matrices]
 
-    def _all_at_once(self, batches: Any, is_common: bool) -> Tensor:
-        if not is_common:
-            batches = _stack(batches)
+    def _all_at_once(self, batches: Sequence[Any]) -> Tensor:
+        is_common = len(batches) == 1
+        batch = batches[0] if is_common else _stack(batches)
         every = vmap(self._loss_of, in_dims=(0, 0, None if is_common else 0), randomness="different")
         leaves = self._leaves_of(None)
         try:
             # Other attention kernels have no batching rule everywhere.
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                losses, buffers = every(leaves.weights, self.buffers, batches)
+                losses, buffers = every(leaves.weights, self.buffers, batch)
                 # A loss depends on its own row alone: the gradient of the sum is that of each.
                 self._differentiate(losses.sum(), leaves)
         except RuntimeError as error:
@@ -148,17 +150,14 @@ class ModelRows:
         self.buffers = {name: buffer.detach() for name, buffer in buffers.items()}
         return losses.detach()
 
-    def _one_by_one(
-        self, batches: Any, is_common: bool, before: Callable[[int], None], num_rows: int
-    ) -> Tensor:
+    def _one_by_one(self, batches: Sequence[Any], before: Callable[[int], None], num_rows: int) -> Tensor:
         losses = []
         for r in range(num_rows):
             before(r)
             leaves = self._leaves_of(r)
             buffers = {name: buffer[r] for name, buffer in self.buffers.items()}
-            batch = batches if is_common else batches[r]
             with torch.enable_grad():
-                loss, changed = self._loss_of(leaves.weights, buffers, batch)
+                loss, changed = self._loss_of(leaves.weights, buffers, batches[r % len(batches)])
                 self._differentiate(loss, leaves)
             losses.append(loss.detach())
             for name, buffer in changed.items():
@@ -185,9 +184,8 @@ class ModelRows:
         self, trained: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with these tensors in place, and the buffers after it."""
-        loss, changed = self._tensor_places.call(
-            partial(self._loss, self._model, batch), {**self._fixed, **trained, **buffers}
-        )
+        function = partial(self._loss, self._model, batch)
+        loss, changed = self._tensor_places.call(function, self._fixed | trained | buffers)
         return scalar_of("loss must return", loss), changed
 
     def scores(
@@ -197,8 +195,8 @@ class ModelRows:
         views, result = self._views(self.matrices), []
         for r in range(num_rows):
             before(r)
-            tensors = {**self._fixed, **{n: v[r] for n, v in views.items()}}
-            tensors |= {n: b[r].clone() for n, b in self.buffers.items()}
+            buffers = {name: buffer[r].clone() for name, buffer in self.buffers.items()}
+            tensors = self._fixed | {name: view[r] for name, view in views.items()} | buffers
             value, _ = self._tensor_places.call(partial(score, self._model), tensors)
             result.append(number_of("probe must return", value))
         return result
@@ -238,11 +236,10 @@ class ModelRows:
         """Of one replica, or of all."""
         if replica not in self._leaves:
             weights, gradients = self._views(self.matrices), self._views(self._gradient_matrices)
-            if replica is not None:
-                weights, gradients = ({n: v[replica] for n, v in d.items()} for d in (weights, gradients))
+            rows = slice(None) if replica is None else replica
             self._leaves[replica] = _Leaves(
-                {name: view.detach().requires_grad_() for name, view in weights.items()},
-                [gradients[name] for name in weights],
+                {name: view[rows].detach().requires_grad_() for name, view in weights.items()},
+                [view[rows] for view in gradients.values()],
             )
         return self._leaves[replica]
 
@@ -289,23 +286,13 @@ def _stack(batches: Sequence[Any]) -> Any:
         ) from error
 
 
-def require_equal_sizes(batches: Sequence[Any]) -> None:
-    """Raise if batches have different numbers of examples: their mean loss would not be that of all."""
-    sizes = [size_of(batch) for batch in batches]
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"batch must hold batches of the same size, one per replica, to be joined, got sizes {sizes}: "
-            "leave out the last batch of an epoch (drop_last=True), or pass join_equal=False"
-        )
-
-
 def join(batches: Sequence[Any]) -> Any:
     """One batch out of several, along the first dimension of every tensor."""
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches) if len(batches) > 1 else batches[0]
 
 
 def size_of(batch: Any) -> int:
-    """How many examples a batch has: the first dimension of its first tensor; one if it has none."""
+    """Count the examples of a batch: the first dimension of its first tensor; one if it has none."""
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     return len(tensors[0]) if tensors else 1
 

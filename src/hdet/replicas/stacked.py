@@ -4,77 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.explore.values import ExploredValues
 from hdet.replicas.copies import ALONE
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Health, rows_are_finite
 from hdet.replicas.losses import DeviceSum, LossSum, evaluating
-from hdet.replicas.port import MomentsRule, Report, Shares, Values
+from hdet.replicas.port import MomentsRule, Report, Shares, Told
 from hdet.replicas.row_optimizers import RowOptimizer
-from hdet.replicas.rows import ModelRows, average_rows, join, require_equal_sizes
+from hdet.replicas.rows import ModelRows, average_rows, join, size_of
 from hdet.replicas.warm_start import Norm, add_noise
 
 
+@dataclass(eq=False, repr=False)
 class StackedReplicas:
     """N replicas of a model in this process.
 
     The model and the optimizer that the user gave are templates. The optimizer holds the shared values, and
     each row has its own. The model is written when replicas are averaged.
-
-    Args:
-        model: what to train; all replicas start from its parameters.
-        optimizer: its groups hold the shared hyperparameters. It is never stepped itself.
-        loss: ``loss(model, batch)``, a scalar tensor.
-        count: how many replicas.
-        vectorize: compute all replicas at once, or one after the other.
-        joins_equal: compute replicas that do not differ as one, on all their batches joined.
-        probe: ``probe(model)``, the loss that replicas are compared by.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
-        *,
-        count: int,
-        vectorize: bool,
-        joins_equal: bool,
-        probe: Callable[[nn.Module], Tensor | float] | None,
-    ) -> None:
-        self.count, self.index, self.has_others = count, 0, count > 1
-        self.is_writer, self.has_probe = True, probe is not None
-        self.is_sharded, self.has_rows, self.bytes_sent = False, True, 0
-        self.needs_syncs = True  # the user's model is written there
-        self.probe = probe
-        """What replicas are scored by."""
-        self.row_optimizer = RowOptimizer(optimizer)
-        self.rows = ModelRows(model, optimizer, loss, num_replicas=count, vectorize=vectorize)
-        self._model, self._optimizer = model, optimizer
-        self._has_local_gradients, self._joins_equal = False, joins_equal
-        self._vectorizes, self._have_parted = vectorize, False
-        self._losses = DeviceSum(self.rows.matrices[0].device, num_slots=64, shape=(count,))
-        self.add_loss, self.clear_losses = self._losses.add, self._losses.clear
-        self._values: Values | None = None
+    model: nn.Module
+    """Is trained; all replicas start from its parameters."""
+    optimizer: Optimizer
+    """Its groups hold the shared hyperparameters. It is never stepped itself."""
+    loss: Callable[[nn.Module, Any], Tensor]
+    """``loss(model, batch)``, a scalar tensor."""
+    count: int = field(kw_only=True)
+    """The number of replicas."""
+    vectorize: bool = field(kw_only=True)
+    """Compute all replicas at once, or one after the other."""
+    joins_equal: bool = field(kw_only=True)
+    """Compute replicas that do not differ as one, on all their batches joined."""
+    probe: Callable[[nn.Module], Tensor | float] | None = field(kw_only=True)
+    """``probe(model)``, the loss that replicas are compared by."""
+
+    index = 0
+    is_writer = True
+    is_sharded = False
+    has_rows = True
+    needs_syncs = True  # the user's model is written there
+    bytes_sent = 0
+
+    def __post_init__(self) -> None:
+        self.has_others = self.count > 1
+        self.has_probe = self.probe is not None
+        self.row_optimizer = RowOptimizer(self.optimizer)
+        self.rows = ModelRows(
+            self.model, self.optimizer, self.loss, num_replicas=self.count, vectorize=self.vectorize
+        )
+        self._has_local_gradients = False
+        self._have_parted = False
+        self._explores = True  # until the values are known
+        self._losses = DeviceSum(self.rows.matrices[0].device, num_slots=64, shape=(self.count,))
+        self.add_loss = self._losses.add
+        self.clear_losses = self._losses.clear
         self._multipliers: dict[str, Sequence[float]] = {}  # of all rows, for each explored name
-        self._measures_gradients = False
         self._gradient_norms: Tensor | None = None
-        self._step_made = lambda: None
 
     @property
     def differ(self) -> bool:
-        """Whether rows may differ from each other."""
-        return self._have_parted or self._has_local_gradients or self._values is None or self._values.explores
+        """Tell whether rows may differ from each other."""
+        return self._have_parted or self._has_local_gradients or self._explores
 
     @property
     def num_distinct(self) -> int:
-        """How many rows are computed: the first one stands for all while they are equal."""
-        return 1 if self._joins_equal and not self.differ else self.count
+        """Count the rows that are computed: the first one stands for all while they are equal."""
+        return 1 if self.joins_equal and not self.differ else self.count
 
     # --- a training step -----------------------------------------------------------------------------
 
@@ -84,14 +86,11 @@ class StackedReplicas:
         Args:
             batch: a list with one batch for each replica, or one batch for all.
         """
-        is_common, num_rows = not isinstance(batch, list), self.num_distinct
-        if num_rows < self.count and not is_common:
-            require_equal_sizes(batch)
-            is_common, batch = True, join(batch)
+        batches, num_rows = batch if isinstance(batch, list) else [batch], self.num_distinct
+        if num_rows < len(batches):
+            batches = [self._joined(batches)]
         with self._static_values() as hold_static_of:
-            losses, gradients = self.rows.losses_and_gradients(
-                batch, is_common=is_common, before=hold_static_of, num_rows=num_rows
-            )
+            losses, gradients = self.rows.losses_and_gradients(batches, hold_static_of, num_rows)
         if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
         if self._measures_gradients:  # before the step, which uses their memory
@@ -99,27 +98,32 @@ class StackedReplicas:
             self._gradient_norms = squares.sqrt().expand(self.count)
         self.row_optimizer.step(self.weights(), gradients, self.explored_in)
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
-        self._optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
         self._step_made()
         return losses.expand(self.count)
+
+    def _joined(self, batches: list[Any]) -> Any:
+        sizes = [size_of(batch) for batch in batches]
+        if len(set(sizes)) > 1:  # their mean loss would not be that of all
+            raise ValueError(
+                "batch must hold batches of the same size, one per replica, to be joined, got sizes "
+                f"{sizes}: leave out the last batch of an epoch (drop_last=True), or pass join_equal=False"
+            )
+        return join(batches)
 
     def explored_in(self, group_index: int) -> dict[str, list[float]]:
         """The explored values of a parameter group, for the rows that are computed."""
         rows = {name: row[: self.num_distinct] for name, row in self._multipliers.items()}
-        return self._attached().in_group(group_index, rows)
+        return self._values.in_group(group_index, rows)
 
     @contextmanager
     def _static_values(self) -> Iterator[Callable[[int], None]]:
         """Yields what puts a row's values where the model reads them; afterwards it reads the shared ones."""
-        values, every = self._attached(), self._multipliers
+        values, every = self._values, self._multipliers
         try:
             yield lambda row: values.use_static({name: rhos[row] for name, rhos in every.items()})
         finally:
             values.use_static(dict.fromkeys(every, 1.0))
-
-    def _attached(self) -> Values:
-        assert self._values is not None, "an ensemble attaches itself first"
-        return self._values
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -131,21 +135,23 @@ class StackedReplicas:
         return flag
 
     def attach(
-        self, values: Values, *, moments: MomentsRule, measures_gradients: bool, step_made: Callable[[], None]
+        self, values: ExploredValues, *, moments: MomentsRule, measures_gradients: bool, step_made: Told
     ) -> bool:
-        """Begin to work for an ensemble; whether all hold the same parameters, which they do."""
-        if self._vectorizes and values.static_names:
+        """Begin to work for an ensemble; tell whether all hold the same parameters, which they do."""
+        if self.vectorize and values.static_names:
             raise ValueError(
                 f"vectorize must be False to explore {values.static_names}, got True: they are read by the "
                 "model itself, which then runs once for all replicas. Pass vectorize=False"
             )
         self._values = values
-        self._moments_rule, self._measures_gradients = moments, measures_gradients
+        self._explores = values.explores
+        self._moments_rule = moments
+        self._measures_gradients = measures_gradients
         self._step_made = step_made
         return True
 
     def share_gradients(self, is_shared: bool) -> None:
-        """Whether rows train with the mean of their gradients, or each with its own."""
+        """Let rows train with the mean of their gradients, or each with its own."""
         num_rows = self.num_distinct
         self._has_local_gradients = not is_shared
         if num_rows < self.num_distinct:  # the first row stood for all
@@ -155,7 +161,7 @@ class StackedReplicas:
             self.row_optimizer.fit(self.num_distinct)
 
     def detach(self) -> None:
-        """Call nobody any more."""
+        """Let go of the ensemble."""
         self._step_made = lambda: None
 
     # --- values --------------------------------------------------------------------------------------
@@ -170,27 +176,27 @@ class StackedReplicas:
     def score(self) -> list[float]:
         """The loss on the probe of every replica."""
         assert self.probe is not None
-        with evaluating(self._model), self._static_values() as hold_static_of:
+        with evaluating(self.model), self._static_values() as hold_static_of:
             scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
 
     def report(
         self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
     ) -> list[Report]:
-        """What is known of every replica."""
-        moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []
-        finite = rows_are_finite([*self.weights(), *moments])
+        """Report what is known of every replica."""
+        finite = rows_are_finite([*self.weights(), *self._averaged_moments()])
         finite *= self.count // len(finite)
-        every = [None] * self.count if scores is None else scores
         losses = [LossSum(*row) for row in zip(*self._losses.take(), strict=True)]
-        norms = [None] * self.count if self._gradient_norms is None else self._gradient_norms.tolist()
-        return [
-            Report(loss, is_finite, score, gradient_norm=norm)
-            for loss, is_finite, score, norm in zip(losses, finite, every, norms, strict=True)
-        ]
+        norms = None if self._gradient_norms is None else self._gradient_norms.tolist()
+        none = [None] * self.count
+        told = zip(losses, finite, scores or none, [True] * self.count, norms or none, strict=True)
+        return [Report(*row) for row in told]
+
+    def _averaged_moments(self) -> list[Tensor]:
+        return self.row_optimizer.matrices() if self._moments_rule == "average" else []
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these tensors are finite."""
+        """Tell whether these tensors are finite."""
         return Health().all_finite(tensors)
 
     # --- weights -------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class StackedReplicas:
         self.rows.write_template(0)
 
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """What a checkpoint holds of them."""
+        """Return what a checkpoint holds of them."""
         return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
 
     def average(
@@ -217,8 +223,7 @@ class StackedReplicas:
         included = [r for r in range(self.count) if r not in excluded]
         if excluded and self._moments_rule == "keep":
             self.copy(included[0], excluded)
-        moments = self.row_optimizer.matrices() if self._moments_rule == "average" else []
-        self.rows.average_(included, [*moments, *like_weights], weights)
+        self.rows.average_(included, [*self._averaged_moments(), *like_weights], weights)
         if self._moments_rule == "reset":
             self.row_optimizer.clear()
         self._have_parted = False
@@ -238,8 +243,8 @@ class StackedReplicas:
 
     def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
-        parameters = list(self._model.parameters())
-        held = [*parameters, *self._model.buffers()]
+        parameters = list(self.model.parameters())
+        held = [*parameters, *self.model.buffers()]
         shown = [tensor.detach().clone() for tensor in held]
         for replica in reversed(range(self.count)):  # the first row stands for all while they are equal
             self.rows.write_template(min(replica, self.num_distinct - 1))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +31,11 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def real_view(tensor: Tensor) -> Tensor:
+    """The tensor without its graph; a complex one as pairs of real numbers."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
 def flat_view(tensor: Tensor) -> Tensor | None:
     """All elements in the order of memory, or None if they do not lie side by side."""
     expected = 1
@@ -51,17 +55,28 @@ class KnownTensors:
         self._addresses: list[int] = []
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors that were remembered last, at the same places."""
+        """Tell whether these are the tensors that were remembered last, at the same places.
+
+        Views that are made anew at every call, such as local parts, are the same if they show the same
+        memory. It cannot belong to another tensor meanwhile, because the old view keeps it.
+        """
         addresses = list(map(Tensor.data_ptr, tensors))
-        return addresses == self._addresses and all(map(operator.is_, tensors, self._tensors))
+        return addresses == self._addresses and all(
+            new is old or _form(new) == _form(old) for new, old in zip(tensors, self._tensors, strict=True)
+        )
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
         """Call it when what follows from them is worked out: an error before that must not count."""
-        self._tensors, self._addresses = list(tensors), list(map(Tensor.data_ptr, tensors))
+        self._tensors = list(tensors)
+        self._addresses = list(map(Tensor.data_ptr, tensors))
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether a tensor is a DTensor: a process holds its own part of it."""
+    """Tell whether a tensor is a DTensor: a process holds its own part of it."""
     return _is_dtensor(type(tensor))
 
 
@@ -71,29 +86,17 @@ def _is_dtensor(kind: type) -> bool:
     return any(base.__name__ == "DTensor" for base in kind.__mro__)
 
 
-@torch.no_grad()
-def local_part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Any) -> Tensor:
     """The part of a tensor that is in this process; changing it changes the tensor."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue, reportReturnType]
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
 
 
-class LocalParts:
-    """The local parts of a list of tensors, the same objects while they stay where they are."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The parts, in order. Tensors that are whole are their own."""
-        return [self._part(tensor) if is_sharded(tensor) else tensor for tensor in tensors]
-
-    def _part(self, tensor: Tensor) -> Tensor:
-        part = local_part(tensor)
-        owner, known = self._known.get(id(tensor), (None, part))
-        if owner is not tensor or known.data_ptr() != part.data_ptr():
-            known = part
-        self._known[id(tensor)] = (tensor, known)
-        return known
+def whole(tensor: Any) -> Tensor:
+    """The tensor itself, or all of one that is sharded. Collective then."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 @torch.no_grad()
@@ -106,9 +109,8 @@ def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> None:
     if not any(is_sharded(gradient) for gradient in gradients):
         nn.utils.clip_grad_norm_(parameters, max_norm)
         return
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    whole: list[Any] = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]  # pyright: ignore[reportAttributeAccessIssue]
-    factor = (max_norm / (torch.linalg.vector_norm(torch.stack(whole)) + 1e-6)).clamp(max=1.0)
+    norms = torch.stack([whole(torch.linalg.vector_norm(gradient)) for gradient in gradients])
+    factor = (max_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local_part(gradient).mul_(factor)
 
@@ -125,11 +127,8 @@ def reshard(model: nn.Module | None) -> None:
 
 def fitting(saved: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Tensors of a checkpoint in these shapes: of another number of rows, the first one stands for all."""
-    parts = [local_part(whole) for whole in saved]
-    return [
-        part if part.shape == shape else part[:1].expand(shape)
-        for part, shape in zip(parts, shapes, strict=True)
-    ]
+    parts = zip(map(local_part, saved), shapes, strict=True)
+    return [part if part.shape == shape else part[:1].expand(shape) for part, shape in parts]
 
 
 def sharded_like(part: Tensor, owner: Any) -> Tensor:
@@ -149,21 +148,18 @@ def sharded_like(part: Tensor, owner: Any) -> Tensor:
 
 
 def parameters_of(optimizer: object) -> list[Tensor]:
-    """What an optimizer trains; empty for what is none."""
-    groups = getattr(optimizer, "param_groups", [])
-    return [p for group in groups for p in group["params"]]
+    """List what an optimizer trains; nothing for what is none."""
+    return [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
 
 
 def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> list[Tensor]:
     """Parameters of the optimizer and trainable parameters of the model."""
-    found = {id(p): p for p in parameters_of(optimizer)}
-    if model is not None:
-        found.update((id(p), p) for p in model.parameters() if p.requires_grad)
-    return list(found.values())
+    of_model = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+    return list({id(p): p for p in [*parameters_of(optimizer), *of_model]}.values())
 
 
 def moments_of(optimizer: Optimizer) -> list[Tensor]:
-    """What the optimizer keeps for each parameter, in the parameter's shape."""
+    """List what the optimizer keeps for each parameter, in the parameter's shape."""
     return [
         kept
         for parameter in parameters_of(optimizer)
@@ -198,16 +194,13 @@ class Buffers:
 
 
 def has_coupled_decay(optimizer: Optimizer) -> bool:
-    """Whether weight decay is added to the gradient, as in SGD and Adam; not in AdamW."""
-    return any(
-        group.get("weight_decay", 0) > 0
-        and not group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
-        for group in optimizer.param_groups
-    )
+    """Tell whether weight decay is added to the gradient, as in SGD and Adam; not in AdamW."""
+    decayed = [group for group in optimizer.param_groups if group.get("weight_decay", 0) > 0]
+    return not all(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)) for group in decayed)
 
 
 def is_dry_step(optimizer: Optimizer) -> bool:
-    """Whether the step that was just made has moved nothing and was not meant to.
+    """Tell whether the step that was just made has moved nothing and was not meant to.
 
     ``torch.distributed.checkpoint`` makes such a step, with learning rates and gradients of zero, so that the
     optimizer has a state to save or to load into.
@@ -236,7 +229,7 @@ def layout_text(tensors: Sequence[Tensor]) -> str:
 
 
 def names_of(tensors: Sequence[Tensor], optimizer: Optimizer, model: nn.Module | None) -> list[str]:
-    """What a user calls these parameters: the model's name, or the place in the optimizer."""
+    """Name these parameters as a user does: the model's name, or the place in the optimizer."""
     known: dict[int, str] = {}
     for g, group in enumerate(optimizer.param_groups):
         known.update((id(p), f"parameter {i} of group {g}") for i, p in enumerate(group["params"]))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import is_sharded, local_part, widest_float
+from hdet.replicas.tensors import is_sharded, local_part, whole, widest_float
 
 Norm = Literal["tensor", "global"]
 
@@ -71,7 +71,7 @@ def add_noise(
 
     # Double precision, so that the norm of many or large half-precision values neither overflows nor
     # loses the small ones.
-    norms = [_norm(p) for p in parameters]
+    norms = [float(whole(torch.linalg.vector_norm(p, dtype=widest_float(p.device)))) for p in parameters]
     if norm == "global":
         num_elements = sum(p.numel() for p in parameters)
         together = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
@@ -83,21 +83,15 @@ def add_noise(
     devices = {parameter.device for parameter in parameters}
     generators = {device: torch.Generator(device).manual_seed(own_seed) for device in devices}
     for parameter, std in zip(parameters, stds, strict=True):
-        shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
-        noise = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std, generator=generators[device])
-        local_part(parameter).add_(_part_of(noise, parameter))
+        # The whole noise everywhere, also where this process holds a part: the draw is the same then.
+        noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        noise.normal_(0.0, std, generator=generators[parameter.device])
+        local_part(parameter).add_(local_part(_distributed(noise, parameter)))
 
 
-def _part_of(whole: Tensor, parameter: Any) -> Tensor:
-    """Of a whole tensor, the part that is here of this parameter."""
+def _distributed(noise: Tensor, parameter: Any) -> Tensor:
     if not is_sharded(parameter):
-        return whole
+        return noise
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
-
-
-def _norm(parameter: Tensor) -> float:
-    norm = torch.linalg.vector_norm(parameter, dtype=widest_float(parameter.device))
-    return float(norm.full_tensor() if is_sharded(norm) else norm)  # pyright: ignore[reportAttributeAccessIssue]
+    return distribute_tensor(noise, parameter.device_mesh, parameter.placements, src_data_rank=None)
