@@ -29,9 +29,7 @@ from hdet.lab.train.runner import run as run_training
 from hdet.records import RecordSink, Tee
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.found import FoundLR
-from hdet.trackers.mlflow import MLflowSink
-from hdet.trackers.tensorboard import TensorBoardSink
-from hdet.trackers.wandb import WandbSink
+from hdet.trackers import MLflowSink, TensorBoardSink, WandbSink
 
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
