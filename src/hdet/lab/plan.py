@@ -6,8 +6,9 @@ import math
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from hdet.checks import require_count, require_number
+from hdet.lab.limits import CountFromZero, NotNegative, Positive, require_hinted
 from hdet.search.decisions import LEAST_STEPS, lengths, num_parts
 
 ACCEPTED_OVERHEAD_PERCENT = 0.1
@@ -58,17 +59,17 @@ class Plan:
 def plan(
     num_parameters: int,
     num_replicas: int,
-    step_seconds: float,
-    bandwidth_bytes_per_second: float,
+    step_seconds: Positive,
+    bandwidth_bytes_per_second: Positive,
     sync_every: int,
     bytes_per_parameter: int = 4,
-    latency_seconds: float = 1e-3,
+    latency_seconds: NotNegative = 1e-3,
     num_steps: int | None = None,
     *,
     averages: bool = True,
     num_shards: int = 1,
-    bucket_mib: float = 25.0,
-    memory_bandwidth_bytes_per_second: float = 10e9,
+    bucket_mib: Positive = 25.0,
+    memory_bandwidth_bytes_per_second: Positive = 10e9,
 ) -> Plan:
     r"""Predict what syncs cost.
 
@@ -113,20 +114,7 @@ def plan(
     >>> costs.suggested_sync_every
     1140
     """
-    given = locals()
-    for name in ("num_parameters", "num_replicas", "sync_every", "bytes_per_parameter", "num_shards"):
-        require_count(name, given[name])
-    for name in (
-        "step_seconds",
-        "bandwidth_bytes_per_second",
-        "bucket_mib",
-        "memory_bandwidth_bytes_per_second",
-    ):
-        require_number(name, given[name], above=0)
-    require_number("latency_seconds", latency_seconds, at_least=0)
-    if num_steps is not None:
-        require_count("num_steps", num_steps)
-
+    require_hinted(plan, locals())
     syncs = num_replicas > 1
     ring = 2 * (num_replicas - 1) / num_replicas
     weight_bytes = num_parameters * bytes_per_parameter
@@ -199,7 +187,7 @@ def memory_cost(
     *,
     num_shards: int = 1,
     bytes_per_parameter: int = 4,
-    num_moments: int = 2,
+    num_moments: CountFromZero = 2,
     are_equal: bool = True,
 ) -> MemoryCost:
     r"""Predict the memory that a run of ``find_lr`` and ``AutoLR`` takes.
@@ -224,10 +212,7 @@ def memory_cost(
     >>> f"{cost.tail / 1e9:.2f} GB + {cost.guard / 1e9:.2f} GB beside {cost.training / 1e9:.1f} GB"
     '0.44 GB + 0.66 GB beside 7.0 GB'
     """
-    given = locals()
-    for name in ("num_parameters", "num_replicas", "num_shards", "bytes_per_parameter"):
-        require_count(name, given[name])
-    require_count("num_moments", num_moments, at_least=0)
+    require_hinted(memory_cost, locals())
     here = -(-num_parameters // num_shards)
     part = -(-here // num_replicas)
     kept = part if are_equal else here
@@ -271,7 +256,7 @@ class SearchCost:
 
 
 def search_cost(
-    total_steps: int,
+    total_steps: Annotated[int, {"at_least": LEAST_STEPS, "remedy": "a shorter run cannot search"}],
     num_replicas: int,
     *,
     batch_size: int = 32,
@@ -292,9 +277,7 @@ def search_cost(
     >>> search_cost(1000, 8).fewest_steps, search_cost(1000, 8).most_steps
     (80, 100)
     """
-    require_count("total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot search")
-    require_count("num_replicas", num_replicas)
-    require_count("batch_size", batch_size)
+    require_hinted(search_cost, locals())
     places = num_replicas if num_shards == 1 else 1
     parts = num_parts(places, batch_size)
     sizes = lengths(total_steps, places * parts)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_count, require_number
 from hdet.explore.module_attributes import AttentionScale
+from hdet.lab.limits import CountFromZero, Positive, Share, require_hinted
 from hdet.lab.tasks.task import Task, batch_generator, four_groups, mean
 from hdet.method.fan_out import derived_seed
 
@@ -48,11 +48,11 @@ class CharLM(Task):
     num_layers: int = 1
     num_heads: int = 2
     length: int = 32
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    attention_scale: float = 1.0
+    dropout: Share = 0.0
+    label_smoothing: Share = 0.0
+    attention_scale: Positive = 1.0
     batch_size: int = 4
-    characters: int = 0
+    characters: CountFromZero = 0
     num_evaluation_batches: int = 4
 
     learning_rate = 3e-3
@@ -60,12 +60,7 @@ class CharLM(Task):
     loss_unit = "nats per character"
 
     def __post_init__(self) -> None:
-        for name in ("width", "num_layers", "num_heads", "length", "batch_size", "num_evaluation_batches"):
-            require_count(name, getattr(self, name))
-        require_number("dropout", self.dropout, at_least=0, below=1)
-        require_number("label_smoothing", self.label_smoothing, at_least=0, below=1)
-        require_number("attention_scale", self.attention_scale, above=0)
-        require_count("characters", self.characters, at_least=0)
+        require_hinted(CharLM, vars(self))
         if 0 < self.characters <= self.length:
             raise ValueError(
                 f"characters must be above length={self.length}, or 0 for all, got {self.characters}"

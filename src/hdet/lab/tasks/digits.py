@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_choice, require_count, require_number
+from hdet.lab.limits import Share, require_hinted
 from hdet.lab.tasks.task import Task, mean
 from hdet.method.fan_out import derived_seed
 
@@ -32,7 +32,7 @@ class Digits(Task):
 
     model: Literal["mlp", "conv"] = "mlp"
     width: int = 32
-    dropout: float = 0.0
+    dropout: Share = 0.0
     batch_size: int = 8
     _data: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
@@ -41,10 +41,7 @@ class Digits(Task):
     num_examples = _NUM_TRAIN
 
     def __post_init__(self) -> None:
-        require_choice("model", self.model, ("mlp", "conv"))
-        require_count("width", self.width)
-        require_number("dropout", self.dropout, at_least=0, below=1)
-        require_count("batch_size", self.batch_size)
+        require_hinted(Digits, vars(self))
         images, labels = load_digits(return_X_y=True)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         pixels = torch.as_tensor(images, dtype=torch.float32)[order] / 16
