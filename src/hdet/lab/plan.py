@@ -12,12 +12,12 @@ from hdet.lab.limits import CountFromZero, NotNegative, Positive, require_hinted
 from hdet.search.decisions import LEAST_STEPS, lengths, num_parts
 
 ACCEPTED_OVERHEAD_PERCENT = 0.1
-"""What the suggestion keeps to; the benchmark holds the library to it too."""
+"""The suggestion keeps to this; the benchmark holds the library to it too."""
 _BUCKET_BYTES = 25 * 2**20
 _NUM_GUARD, _NUM_SEARCH = 3, 2
 """Copies: the guard has the first weights and two later ones, the search the first and those of its ramp."""
 MOMENTS = {"sgd": 0, "sgd-momentum": 1, "muon": 1, "lion": 1, "adam": 2, "adamw": 2}
-"""How many numbers an optimizer keeps for each parameter."""
+"""Numbers that an optimizer keeps for each parameter."""
 _REPORT_BYTES = 80
 """Ten numbers in double precision: losses, health, step, base, checksum, moments, gradient norm."""
 
@@ -53,7 +53,7 @@ class Plan:
     training_seconds: float | None = None
     """The whole run without hdet."""
     sync_seconds: float | None = None
-    """What all syncs add to it."""
+    """Time that all syncs add to it."""
 
 
 def plan(
@@ -171,7 +171,7 @@ class MemoryCost:
     search: int
     """Two copies of the parameters during ``find_lr``. They are given back before the run."""
     bucket: int
-    """What messages are packed into, at most."""
+    """Buffer that messages are packed into, at most."""
     saving: int
     """A whole mean of the tail for the checkpoint, in host memory unless the model is sharded. Where replicas
     keep parts of it, it is held from ``converge()`` to the next step."""
@@ -246,11 +246,11 @@ class SearchCost:
     fewest_steps: int
     """Steps of a search whose ramp turns in time."""
     most_steps: int
-    """Where the ramp does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
+    """Steps where it does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
     trials_at_a_time: int
     """Trials that are made at the same time, over all replicas."""
     num_gathers: int
-    """How often every replica is given whole weights from the parts that all of them keep."""
+    """Number of times that every replica is given whole weights from the parts that all of them keep."""
     bytes_sent: float
     """By each rank: gradients of the longest ramp, and weights that are gathered."""
 
@@ -296,7 +296,7 @@ def search_cost(
 
 
 def model_size(name: str) -> tuple[int, int]:
-    """The number of parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
+    """Count the parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
 
     The function is called without arguments on torch's meta device, which has shapes and no memory.
     """

@@ -51,7 +51,7 @@ class SelfTest:
     converge_milliseconds: float
     """The ensemble's average of a million parameters."""
     largest_difference: float
-    """How far parameters of the replicas were apart at the end of a round, before the sync."""
+    """Largest distance of a parameter between replicas at the end of a round, before the sync."""
     found_factor: float
     """Learning rate that a short run with ``hdet.AutoLR`` found, over the one that it started from."""
 
@@ -169,7 +169,7 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
 
 
 def _train(rank: int) -> tuple[float, float]:
-    """Some rounds of the ensemble: the largest difference before a sync, and the milliseconds of one."""
+    """Train some rounds: give the largest difference before a sync, and the milliseconds of one."""
     width = round(NUM_FLOATS**0.5)
     torch.manual_seed(0)
     layer = nn.Linear(width, width, bias=False)
@@ -196,7 +196,7 @@ def _train(rank: int) -> tuple[float, float]:
 
 
 def _find(rank: int) -> float:
-    """A whole run that finds its learning rate: search, save points, guard and tail."""
+    """Train a whole run that finds its learning rate: search, save points, guard and tail."""
     torch.manual_seed(0)
     layer = nn.Linear(8, 1)
     model = DistributedDataParallel(layer)
@@ -231,7 +231,7 @@ def _make_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def _difference(parameter: Tensor) -> float:
-    """The largest difference of an element between the replicas."""
+    """Compute the largest difference of an element between the replicas."""
     mine = parameter.detach()
     everybody = [torch.empty_like(mine) for _ in range(NUM_RANKS)]
     dist.all_gather(everybody, mine)

@@ -76,9 +76,10 @@ class CharLM(Task):
         """A decoder, initialised from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            scales = ("dropout", "label_smoothing", "attention_scale")
-            sizes = (self.width, self.num_heads, self.num_layers, self.length)
-            return GPT(*sizes, **{name: getattr(self, name) for name in scales})
+            return GPT(
+                *(self.width, self.num_heads, self.num_layers, self.length),
+                *(self.dropout, self.label_smoothing, self.attention_scale),
+            )
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Embeddings, biases and norms (without weight decay), the output layer, the blocks' matrices."""
@@ -138,19 +139,22 @@ def _corpus() -> tuple[Tensor, Tensor, Tensor]:
             f"task 'charlm' needs the source text of Python's standard library, found {total} characters in "
             f"{root}: install Python with its library sources"
         )
-    train, probe, held_out = (
-        torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts
-    )
-    return train, probe, held_out
+    train, probe, held_out = (bytearray(b"\n".join(part)) for part in parts)
+    as_codes = functools.partial(torch.frombuffer, dtype=torch.uint8)
+    return as_codes(train), as_codes(probe), as_codes(held_out)
 
 
 class _Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, attention_scale: float) -> None:
         super().__init__()
-        self.heads, self.attention_scale = heads, AttentionScale(attention_scale)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+        self.attention_scale = AttentionScale(attention_scale)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,16 +176,17 @@ class GPT(nn.Module):
         heads: int,
         layers: int,
         length: int,
-        *,
         dropout: float = 0.0,
         label_smoothing: float = 0.0,
         attention_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
-        self.token, self.position = nn.Embedding(_VOCABULARY, width), nn.Embedding(length, width)
+        self.token = nn.Embedding(_VOCABULARY, width)
+        self.position = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(_Block(width, heads, dropout, attention_scale) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _VOCABULARY)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, _VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next character at every position."""

@@ -63,7 +63,7 @@ class Feed(Task):
     steps_per_year: int = 1000
     """Steps in which the simulated year passes; after it the same year begins anew, with other events."""
     world: CountFromZero = 0
-    """Which simulated world."""
+    """Seed of the simulated world."""
 
     learning_rate = 5e-3
     num_steps = 1000
@@ -109,7 +109,7 @@ class Feed(Task):
         return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
 
     def build_model(self, seed: int) -> Ranker:
-        """A new ranker."""
+        """Build a new ranker."""
         with torch.random.fork_rng(devices=[]):  # torch's modules draw from the caller's generator
             torch.default_generator.manual_seed(derived_seed(seed, "feed model"))
             sizes = ("num_users", "num_items", "length", "width", "num_layers", "num_heads", "dropout")
@@ -164,16 +164,16 @@ class Feed(Task):
 
 
 def _spread(windows: Tensor, count: int) -> Tensor:
-    """At most ``count`` of them, evenly spread."""
+    """Take at most ``count`` of them, evenly spread."""
     if len(windows) <= count:
         return windows
     return windows[torch.arange(count) * len(windows) // count]
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Chance that a positive scores above a negative, a tie counting one half; NaN with one class only.
+    """Compute the chance that a positive scores above a negative; NaN with one class only.
 
-    Exact, from the ranks (Mann-Whitney).
+    A tie counts one half. It is exact, from the ranks (Mann-Whitney).
 
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1]))
     0.875
@@ -191,7 +191,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def normalized_entropy(loss: float, rate: float) -> float:
-    """Cross-entropy over that of predicting the base rate always; NaN where the rate is zero or one.
+    """Divide cross-entropy by that of predicting the base rate always; NaN where the rate is zero or one.
 
     >>> normalized_entropy(math.log(2) / 2, 0.5)
     0.5
@@ -202,7 +202,7 @@ def normalized_entropy(loss: float, rate: float) -> float:
 
 
 def summary(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Loss, AUC and NE of each target and their means, from two (num_events, 3) matrices.
+    """Compute loss, AUC and NE of each target and their means, from two (num_events, 3) matrices.
 
     The means of AUC and NE are over the targets that have both classes.
     """

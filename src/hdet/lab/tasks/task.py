@@ -61,9 +61,9 @@ class Task(abc.ABC):
     batch_size: int = 0
     """Examples per replica and step, 0 if that has no meaning."""
     can_vectorize: bool = True
-    """Whether all virtual replicas can run at once (``torch.func.vmap``); False runs them one by one."""
+    """All virtual replicas run at once (``torch.func.vmap``); False runs them one by one."""
     loss_unit: str = "loss"
-    """What the loss is, for axes and tables."""
+    """Names the loss, for axes and tables."""
 
     @abc.abstractmethod
     def build_model(self, seed: int) -> nn.Module:
@@ -142,13 +142,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Take the arithmetic mean; NaN of nothing."""
     numbers = list(values)
     return fmean(numbers) if numbers else math.nan
 
 
 def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
-    """A private generator for one batch: streams can begin at any step, and no two are alike.
+    """Make a private generator for one batch: streams can begin at any step, and no two are alike.
 
     >>> a, b = (torch.rand(1, generator=batch_generator(0, 1, 7)) for _ in range(2))
     >>> torch.equal(a, b)
@@ -158,7 +158,7 @@ def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
+    """Load the task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
     target = BUILT_IN_TASKS.get(name, name)
     if ":" not in target:
         raise ValueError(
@@ -219,7 +219,7 @@ def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
 
 
 def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any]:
-    """Options of the command line, ``name=value``; values are JSON where they can be.
+    """Read options of the command line, ``name=value``; values are JSON where they can be.
 
     Args:
         texts: what was given.

@@ -152,7 +152,7 @@ class RunConfig:
 
     @property
     def evaluation_interval(self) -> int:
-        """Steps between evaluations: whole rounds, because averaging within one changes the run."""
+        """Count the steps between evaluations: whole rounds, because averaging within one changes the run."""
         if self.evaluate_every:
             return self.sync_every * -(-self.evaluate_every // self.sync_every)
         rounds = max(1, self.steps // (20 * self.sync_every))
@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def slug(self) -> str:
-        """A folder name for this run."""
+        """Make a folder name for this run."""
         task = re.sub(r"[^A-Za-z0-9]+", "-", self.task.rpartition(":")[2] or self.task).strip("-").lower()
         return f"{task}-lr{self.lr:g}-seed{self.seed}"
 
@@ -179,11 +179,11 @@ class RunConfig:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Give plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunConfig:
-        """The settings of a folder; keys that this version does not know are left out."""
+        """Read the settings of a folder; keys that this version does not know are left out."""
         known = {f.name for f in dataclasses.fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in known})
