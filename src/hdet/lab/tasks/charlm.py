@@ -76,10 +76,9 @@ class CharLM(Task):
         """A decoder, initialised from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return GPT(
-                *(self.width, self.num_heads, self.num_layers, self.length),
-                *(self.dropout, self.label_smoothing, self.attention_scale),
-            )
+            scales = ("dropout", "label_smoothing", "attention_scale")
+            sizes = (self.width, self.num_heads, self.num_layers, self.length)
+            return GPT(*sizes, **{name: getattr(self, name) for name in scales})
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Embeddings, biases and norms (without weight decay), the output layer, the blocks' matrices."""
@@ -145,7 +144,7 @@ def _corpus() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float, attention_scale: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, attention_scale: float = 1.0) -> None:
         super().__init__()
         self.heads = heads
         self.attention_scale = AttentionScale(attention_scale)
@@ -168,23 +167,16 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small decoder."""
+    """A small decoder; ``scales`` are the dropout and the attention scale of its blocks."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        layers: int,
-        length: int,
-        dropout: float = 0.0,
-        label_smoothing: float = 0.0,
-        attention_scale: float = 1.0,
+        self, width: int, heads: int, layers: int, length: int, label_smoothing: float = 0.0, **scales: float
     ) -> None:
         super().__init__()
         self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.token = nn.Embedding(_VOCABULARY, width)
         self.position = nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads, dropout, attention_scale) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(_Block(width, heads, **scales) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, _VOCABULARY)
 

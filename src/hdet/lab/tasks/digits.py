@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hdet.lab.limits import Share, require_hinted
-from hdet.lab.tasks.task import Task, mean
+from hdet.lab.tasks.task import Task, epoch_orders, mean
 from hdet.method.fan_out import derived_seed
 
 _NUM_TRAIN, _NUM_PROBE = 1197, 200  # 400 remain for evaluation
@@ -71,16 +71,11 @@ class Digits(Task):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled epochs, another order for every replica."""
-        per_epoch = _NUM_TRAIN // self.batch_size
+        order = epoch_orders(_NUM_TRAIN, seed, "epoch", replica)
         pixels, labels = self._data
-        order, epoch = torch.empty(0), -1
         for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(_NUM_TRAIN, generator=generator)
-            first = step % per_epoch * self.batch_size
-            chosen = order[first : first + self.batch_size]
+            epoch, place = divmod(step, _NUM_TRAIN // self.batch_size)
+            chosen = order(epoch)[place * self.batch_size :][: self.batch_size]
             yield pixels[chosen], labels[chosen]
 
     def probe_batch(self) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from hdet.checks import require_choice
 from hdet.errors import HdetWarning, warn
 from hdet.lab.tasks.feed_world import Events
-from hdet.method.fan_out import derived_seed
+from hdet.lab.tasks.task import epoch_orders
 
 MAX_BAD_SHARE = 0.2
 NUM_SHOWN = 5
@@ -258,15 +257,11 @@ class Windows:
     def shuffled(self, batch_size: int, *, seed: int, replica: int, start: int) -> Iterator[Events]:
         """Batches of training windows without end: epoch after epoch, each in an order of its own."""
         count = len(self.training)
-
-        @lru_cache(maxsize=2)  # a batch may end one epoch and begin the next
-        def order(epoch: int) -> Tensor:
-            generator = torch.Generator().manual_seed(derived_seed(seed, "feed epoch", replica, epoch))
-            return self.training[torch.randperm(count, generator=generator)]
-
+        order = epoch_orders(count, seed, "feed epoch", replica)
         for step in itertools.count(start):
             places = range(step * batch_size, (step + 1) * batch_size)
-            yield self.events(torch.stack([order(place // count)[place % count] for place in places]))
+            chosen = torch.stack([order(place // count)[place % count] for place in places])
+            yield self.events(self.training[chosen])
 
 
 def _places(begins: np.ndarray) -> np.ndarray:

@@ -11,8 +11,9 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -155,6 +156,17 @@ def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
     True
     """
     return torch.Generator().manual_seed(derived_seed(seed, "batch", replica, step))
+
+
+def epoch_orders(size: int, seed: int, stream: str, replica: int) -> Callable[[int], Tensor]:
+    """Make a function that gives the order of a set's examples in an epoch, another one for every replica."""
+
+    @lru_cache(maxsize=2)  # a batch may end one epoch and begin the next
+    def order(epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derived_seed(seed, stream, replica, epoch))
+        return torch.randperm(size, generator=generator)
+
+    return order
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
