@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from hdet.schedules.prior import prior_from as prior_from
     from hdet.search.found import FoundLR as FoundLR
     from hdet.search.with_torch import find_lr as find_lr
-    from hdet.trackers.mlflow import MLflowSink as MLflowSink
-    from hdet.trackers.tensorboard import TensorBoardSink as TensorBoardSink
-    from hdet.trackers.wandb import WandbSink as WandbSink
+    from hdet.trackers import MLflowSink as MLflowSink
+    from hdet.trackers import TensorBoardSink as TensorBoardSink
+    from hdet.trackers import WandbSink as WandbSink
 
 __version__ = "0.1.0"
 

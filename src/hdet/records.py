@@ -212,7 +212,7 @@ def _reason(error: Exception) -> str:
 class Tee:
     """One record to several sinks, in their order.
 
-    A :class:`hdet.trackers.base.Tracker` that fails warns once and is left out. :class:`hdet.Records` warns
+    A :class:`hdet.trackers.Tracker` that fails warns once and is left out. :class:`hdet.Records` warns
     and tries again. A failure of a sink of your own is raised.
 
     Args:

@@ -1,4 +1,4 @@
-"""What Hugging Face Accelerate needs beyond find_lr and AutoLR: a loader that a search leaves as it was."""
+"""Leave a loader of Hugging Face Accelerate as it was after a search; find_lr and AutoLR do the rest."""
 
 from __future__ import annotations
 

@@ -63,21 +63,26 @@ class LearningRateSearch(_Callback):
         if _Callback is object:
             raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
-        self.found: FoundLR | None = None
-        """What the search has found. None before it."""
-        self.auto: AutoLR | None = None
-        """What trains. None before ``fit`` has begun."""
-        self._sync_every, self._records = sync_every, records
-        self._saved: dict[str, Any] | None = None
-        self._has_stepped, self._may_converge, self._scale = False, True, None
+        self._sync_every = sync_every
+        self._records = records
+        self._forget()
 
     # --- the beginning -------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget an earlier run."""
         if stage == "fit":
-            self.found = self.auto = self._saved = self._scale = None
-            self._has_stepped, self._may_converge = False, True
+            self._forget()
+
+    def _forget(self) -> None:
+        self.found: FoundLR | None = None
+        """Holds what the search has found. None before it."""
+        self.auto: AutoLR | None = None
+        """Drives the optimizer. None before ``fit`` has begun."""
+        self._saved: dict[str, Any] | None = None
+        self._scale: float | None = None
+        self._has_stepped = False
+        self._may_converge = True
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise for what cannot work, before anything has run."""
@@ -247,13 +252,9 @@ def _search(trainer: Any, module: Any, total_steps: int) -> FoundLR:
 def _silence(trainer: Any, module: Any, stack: ExitStack) -> None:
     """Until the stack is closed, nothing is logged. The module's own attributes are put back by others."""
     dummy = importlib.import_module("lightning.pytorch.loggers.logger").DummyLogger
-    loggers, should_stop = trainer.loggers, trainer.should_stop
-
-    def speak() -> None:
-        trainer.loggers, trainer.should_stop = loggers, should_stop
-
-    stack.callback(speak)
-    trainer.loggers = [dummy() for _ in loggers]
+    for name in ("loggers", "should_stop"):
+        stack.callback(setattr, trainer, name, getattr(trainer, name))
+    trainer.loggers = [dummy() for _ in trainer.loggers]
     for name in ("log", "log_dict"):
         vars(module)[name] = lambda *_, **__: None
 
@@ -265,7 +266,8 @@ class _Batches:
     """
 
     def __init__(self, trainer: Any, module: Any) -> None:
-        self._trainer, self._module = trainer, module
+        self._trainer = trainer
+        self._module = module
         loader = trainer.fit_loop._combined_loader  # noqa: SLF001
         self._loader = copy.copy(loader)
         self._loader.flattened = [_twin(part) for part in loader.flattened]
@@ -337,13 +339,8 @@ def _copy(value: Any) -> Any:
 
 @torch.no_grad()
 def _put_back(value: Any, content: Any) -> None:
-    if content is None:
-        return
-    if isinstance(value, Tensor):
+    if isinstance(content, Tensor):
         value.copy_(content)
-    elif isinstance(value, list | deque):
+    elif content is not None:
         value.clear()
-        value.extend(content)
-    elif isinstance(value, dict | set):
-        value.clear()
-        value.update(content)
+        (value.extend if isinstance(value, list | deque) else value.update)(content)

@@ -60,23 +60,16 @@ class AutoLRContainer:
         self._model: nn.Module = _only("model part", optimizers.model_parts)
         self._optimizer: Optimizer = _only("optimizer", list(optimizers))
         self._replicas, self._num_shares = _layout(parameters_of(self._optimizer))
-        self._total_steps, self._sync_every, self._records = total_steps, sync_every, records
+        self._settings = {"total_steps": total_steps, "sync_every": sync_every, "records": records}
         self.found: FoundLR | None = None
-        """What the search has found. None before it, and where a checkpoint was loaded."""
+        """Holds what the search has found. None before it, and where a checkpoint was loaded."""
         self._loss: Tensor | None = None
 
     @cached_property
     def auto(self) -> AutoLR:
         """Drives the optimizer, from the first use on."""
-        return AutoLR(
-            self._optimizer,
-            total_steps=self._total_steps,
-            model=self._model,
-            found=self.found,
-            sync_every=self._sync_every,
-            records=self._records,
-            replicas=self._replicas,
-        )
+        of_run: dict[str, Any] = {"model": self._model, "found": self.found, "replicas": self._replicas}
+        return AutoLR(self._optimizer, **of_run, **self._settings)
 
     def find_lr(
         self,
@@ -108,7 +101,7 @@ class AutoLRContainer:
             self._optimizer,
             batches,
             with_shared_gradient,
-            total_steps=self._total_steps,
+            total_steps=self._settings["total_steps"],
             clip_norm=clip_norm,
             replicas=self._replicas,  # pyright: ignore[reportArgumentType]
         )

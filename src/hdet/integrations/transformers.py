@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,15 +55,17 @@ class HdetCallback(TrainerCallback):
             raise HdetError(f"HdetCallback needs transformers: {install_command('transformers')}")
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
-        self._loss, self._records = loss, records
+        self._loss = loss
+        self._records = records
         self.found: FoundLR | None = None
-        """What the search has found; from the checkpoint after a resume."""
+        """Holds what the search has found; from the checkpoint after a resume."""
         self.auto: AutoLR | None = None
-        """What drives the optimizer."""
+        """Drives the optimizer."""
         self._hook: Any = None
         self._followed: _Followed | None = None
         self._losses: list[Tensor] = []
-        self._are_shares, self._num_sharing = False, 1
+        self._are_shares = False
+        self._num_sharing = 1
 
     # --- what the Trainer calls ----------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class HdetCallback(TrainerCallback):
                 model,
                 optimizer,
                 _Steps(loader, args.gradient_accumulation_steps),
-                _Accumulated(self._loss or _own_loss),
+                partial(_accumulated, self._loss or _own_loss),
                 total_steps=state.max_steps,
                 clip_norm=args.max_grad_norm or None,
             )
@@ -195,7 +198,8 @@ class HdetCallback(TrainerCallback):
             self._hook.remove()
             self._followed.let_go()
             self.auto.close()
-        self._followed, self._losses = None, []
+        self._followed = None
+        self._losses = []
 
 
 class _Followed:
@@ -208,7 +212,9 @@ class _Followed:
     _REPLACED = ("step", "get_last_lr", "state_dict")
 
     def __init__(self, scheduler: LRScheduler, optimizer: Optimizer, state: Callable[[], Any]) -> None:
-        self._scheduler, self._optimizer, self._state = scheduler, optimizer, state
+        self._scheduler = scheduler
+        self._optimizer = optimizer
+        self._state = state
         self._saved = scheduler.state_dict
         self._rates: list[float] = []
         self.step()
@@ -234,43 +240,39 @@ class _Followed:
             delattr(self._scheduler, name)
 
 
+@dataclass(frozen=True)
 class _Steps:
     """Gives the batches of a loader: one for each optimizer step, or a tuple of those that it accumulates."""
 
-    def __init__(self, loader: Iterable[Any], num_accumulated: int) -> None:
-        self._loader, self._num_accumulated = loader, num_accumulated
+    loader: Iterable[Any]
+    num_accumulated: int
 
     def __iter__(self) -> Iterator[Any]:
         step: list[dict[str, Any]] = []
         has_given = False
-        for batch in self._loader:
+        for batch in self.loader:
             step.append(dict(batch))  # a BatchEncoding is not a dict
-            if len(step) == self._num_accumulated:
-                yield step[0] if self._num_accumulated == 1 else tuple(step)
+            if len(step) == self.num_accumulated:
+                yield step[0] if self.num_accumulated == 1 else tuple(step)
                 step, has_given = [], True
         if step and not has_given:
             yield tuple(step)
 
 
-class _Accumulated:
-    """Takes the mean loss of the batches that a step accumulates, one of them in memory at a time.
+def _accumulated(loss_of: Loss, model: nn.Module, step: Any) -> Tensor:
+    """Take the mean loss of the batches that a step accumulates, one of them in memory at a time.
 
     Gradients are there when it returns: what it returns has nothing left to differentiate.
     """
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-
-    def __call__(self, model: nn.Module, step: Any) -> Tensor:
-        if not isinstance(step, tuple):
-            return self._loss(model, step)
-        total = torch.zeros(())
-        for batch in step:
-            loss = self._loss(model, batch) / len(step)
-            if torch.is_grad_enabled():
-                loss.backward()
-            total = total.to(loss.device) + loss.detach()
-        return total.requires_grad_(torch.is_grad_enabled())
+    if not isinstance(step, tuple):
+        return loss_of(model, step)
+    total = torch.zeros(())
+    for batch in step:
+        loss = loss_of(model, batch) / len(step)
+        if torch.is_grad_enabled():
+            loss.backward()
+        total = total.to(loss.device) + loss.detach()
+    return total.requires_grad_(torch.is_grad_enabled())
 
 
 def _own_loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:

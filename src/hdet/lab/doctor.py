@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,9 +32,9 @@ class Check:
     name: str
     status: Literal["ok", "warning", "error"]
     detail: str
-    """What was found."""
+    """Tells what was found."""
     remedy: str = ""
-    """What to do about it; what to do for more, where it is optional."""
+    """Tells what to do about it, or for more where it is optional."""
 
 
 def examine(
@@ -51,7 +51,7 @@ def examine(
     >>> [check.name for check in examine(with_self_test=False)][:4]
     ['python', 'hdet', 'torch', 'numpy']
     """
-    looks: dict[str, Callable[[], Iterable[Check]]] = {
+    looks: dict[str, Callable[[], Check | list[Check]]] = {
         "python": _python,
         "hdet": _hdet,
         "torch": lambda: _required("torch"),
@@ -67,76 +67,82 @@ def examine(
     checks: list[Check] = []
     for name, look in looks.items():
         try:
-            checks += look()
-        except Exception as error:  # noqa: PERF203
-            checks.append(Check(name, "error", f"could not be examined: {type(error).__name__}: {error}"))
+            found = look()
+        except Exception as error:
+            found = Check(name, "error", f"could not be examined: {type(error).__name__}: {error}")
+        checks += found if isinstance(found, list) else [found]
     return checks
 
 
 # --- what is installed -----------------------------------------------------------------------------------
 
 
-def _python() -> Iterable[Check]:
+def _python() -> Check:
     detail = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
-    yield Check("python", "ok", detail)  # one that is too old could not run this
+    return Check("python", "ok", detail)  # one that is too old could not run this
 
 
-def _hdet() -> Iterable[Check]:
+def _hdet() -> Check:
     detail, installed = f"{hdet.__version__} at {Path(hdet.__file__).parent}", _version("hdet")
     if installed is None:
         detail += ", not installed as a package: its requirements cannot be examined"
-        yield Check("hdet", "warning", detail, "pip install hdet, or pip install -e . in its folder")
-    elif installed != hdet.__version__:
+        return Check("hdet", "warning", detail, "pip install hdet, or pip install -e . in its folder")
+    if installed != hdet.__version__:
         detail += f", but {installed} is what pip installed"
-        yield Check("hdet", "warning", detail, "install it again: pip install --force-reinstall hdet")
-    else:
-        yield Check("hdet", "ok", detail)
+        return Check("hdet", "warning", detail, "install it again: pip install --force-reinstall hdet")
+    return Check("hdet", "ok", detail)
 
 
-def _required(name: str) -> Iterable[Check]:
-    least = next((need.least for need in _needs() if (need.name, need.extra) == (name, "")), "")
-    version = _version(name)
-    if version is None:
-        yield Check(name, "error", "not installed", f"pip install '{name}>={least}'")
-    elif _numbers(version) < _numbers(least):
-        detail = f"{version}, but hdet needs {least} or later"
-        yield Check(name, "error", detail, f"pip install --upgrade '{name}>={least}'")
-    else:
-        yield Check(name, "ok", version)
+def _required(name: str) -> Check:
+    need = next((need for need in _needs() if (need.name, need.extra) == (name, "")), _Need(name, "", ""))
+    if need.version is None:
+        return Check(name, "error", "not installed", f"pip install '{name}>={need.least}'")
+    if need.is_old:
+        detail = f"{need.version}, but hdet needs {need.least} or later"
+        return Check(name, "error", detail, f"pip install --upgrade '{name}>={need.least}'")
+    return Check(name, "ok", need.version)
 
 
 _FOR_DEVELOPERS = ("dev", "docs", "examples", "research", "zoo")
 """Extras that a user of the library does not need."""
 
 
-def _extras() -> Iterable[Check]:
-    """One check per extra, and one for all that are absent. Nothing is imported."""
+def _extras() -> list[Check]:
+    """Make one check per extra, and one for all that are absent. Nothing is imported."""
     by_extra: dict[str, list[_Need]] = {}
     for need in _needs():
         if need.extra not in ("", *_FOR_DEVELOPERS) and need.name != "hdet":
             by_extra.setdefault(need.extra, []).append(need)
-    absent = [extra for extra, needs in by_extra.items() if not any(_version(need.name) for need in needs)]
+    checks, absent = [], []
     for extra, needs in by_extra.items():
-        if extra in absent:
+        if not any(need.version for need in needs):
+            absent.append(extra)
             continue
-        versions = {need: _version(need.name) for need in needs}
-        found = [f"{need.name} {version or 'not installed'}" for need, version in versions.items()]
-        old = [
-            need for need, version in versions.items() if version and _numbers(version) < _numbers(need.least)
+        found = [
+            f"{need.name} {need.version or 'not installed'}" + f" is older than {need.least}" * need.is_old
+            for need in needs
         ]
-        for need in old:
-            found[needs.index(need)] += f" is older than {need.least}"
-        remedy = "" if all(versions.values()) and not old else install_command(extra)
-        yield Check(f"extra {extra}", "warning" if old else "ok", ", ".join(found), remedy)
+        is_old = any(need.is_old for need in needs)
+        remedy = install_command(extra) if is_old or not all(need.version for need in needs) else ""
+        checks.append(Check(f"extra {extra}", "warning" if is_old else "ok", ", ".join(found), remedy))
     if absent:
         remedy = f"only if you need one: {install_command(absent[0])}"
-        yield Check("other extras", "ok", f"not installed: {', '.join(absent)}", remedy)
+        checks.append(Check("other extras", "ok", f"not installed: {', '.join(absent)}", remedy))
+    return checks
 
 
 class _Need(NamedTuple):
     name: str
     least: str
     extra: str
+
+    @property
+    def version(self) -> str | None:
+        return _version(self.name)
+
+    @property
+    def is_old(self) -> bool:
+        return self.version is not None and _numbers(self.version) < _numbers(self.least)
 
 
 def _needs() -> list[_Need]:
@@ -155,7 +161,7 @@ def _version(name: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a release.
+    """Read the numbers of a release.
 
     >>> _numbers("2.13.0+cpu"), _numbers("3.0rc1")
     ((2, 13, 0), (3, 0))
@@ -167,7 +173,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 # --- the machine -----------------------------------------------------------------------------------------
 
 
-def _cores() -> Iterable[Check]:
+def _cores() -> Check:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     setting = os.environ.get("OMP_NUM_THREADS")
     shown = f"{num_cores} cores for this process, OMP_NUM_THREADS "
@@ -175,34 +181,30 @@ def _cores() -> Iterable[Check]:
     if setting is None:
         # torchrun sets it to 1 where it is not set.
         shown += f"not set: processes use {torch.get_num_threads()} threads each unless torchrun starts them"
-        yield Check("cores", "ok", shown, remedy if num_cores > 1 else "")
-        return
+        return Check("cores", "ok", shown, remedy if num_cores > 1 else "")
     count = re.fullmatch(r"\s*(\d+)(\s*,\s*\d+)*\s*", setting)
     if count is None or int(count[1]) < 1:
-        yield Check("cores", "warning", shown + f"is {setting!r}, which is not a number of threads", remedy)
-    elif int(count[1]) > num_cores:
-        yield Check("cores", "warning", shown + f"is {setting}, more threads than cores", remedy)
-    else:
-        yield Check("cores", "ok", shown + f"is {setting}")
+        return Check("cores", "warning", shown + f"is {setting!r}, which is not a number of threads", remedy)
+    if int(count[1]) > num_cores:
+        return Check("cores", "warning", shown + f"is {setting}, more threads than cores", remedy)
+    return Check("cores", "ok", shown + f"is {setting}")
 
 
-def _backends() -> Iterable[Check]:
+def _backends() -> Check:
     if not dist.is_available():
         remedy = "install a torch with torch.distributed; virtual replicas work without it"
-        yield Check("backends", "error", "this torch has no torch.distributed", remedy)
-        return
+        return Check("backends", "error", "this torch has no torch.distributed", remedy)
     available = {name: getattr(dist, f"is_{name}_available")() for name in ("gloo", "nccl", "mpi")}
     detail = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in available.items())
     if not any(available.values()):
-        yield Check("backends", "error", detail, "install a torch with gloo or nccl")
-    elif _num_cuda_devices() and not available["nccl"]:
+        return Check("backends", "error", detail, "install a torch with gloo or nccl")
+    if _num_cuda_devices() and not available["nccl"]:
         remedy = "install a torch with NCCL: without it, CUDA tensors travel by way of the CPU"
-        yield Check("backends", "warning", detail, remedy)
-    else:
-        yield Check("backends", "ok", detail)
+        return Check("backends", "warning", detail, remedy)
+    return Check("backends", "ok", detail)
 
 
-def _devices() -> Iterable[Check]:
+def _devices() -> Check:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_cuda = _num_cuda_devices()
@@ -211,16 +213,15 @@ def _devices() -> Iterable[Check]:
     detail = f"{cuda}, mps {int(torch.backends.mps.is_available())}, cpu 1"
     if caught:  # such as a driver that is too old
         detail += "; torch says: " + "; ".join(str(warning.message) for warning in caught)
-        yield Check("devices", "warning", detail, "update the driver, or install the torch that fits it")
-    else:
-        yield Check("devices", "ok", detail)
+        return Check("devices", "warning", detail, "update the driver, or install the torch that fits it")
+    return Check("devices", "ok", detail)
 
 
 def _num_cuda_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _folder(folder: Path) -> Iterable[Check]:
+def _folder(folder: Path) -> Check:
     shown = folder.absolute()
     # One that does not exist yet is judged by where it would be made.
     folder = next(path for path in (shown, *shown.parents) if path.exists())
@@ -231,21 +232,18 @@ def _folder(folder: Path) -> Iterable[Check]:
             os.fsync(file.fileno())
     except OSError as error:
         detail = f"{shown} cannot be written to: {error.strerror or error}"
-        yield Check("folder", "error", detail, "choose another folder, or make this one writable")
-        return
+        return Check("folder", "error", detail, "choose another folder, or make this one writable")
     num_free = shutil.disk_usage(folder).free
     detail = f"{shown} can be written to, {num_free / 2**30:.1f} GiB free"
     if num_free < LOW_DISK_BYTES:
-        yield Check("folder", "warning", detail, "make room: checkpoints and records go here")
-    else:
-        yield Check("folder", "ok", detail)
+        return Check("folder", "warning", detail, "make room: checkpoints and records go here")
+    return Check("folder", "ok", detail)
 
 
-def _self_test(time_limit_seconds: float) -> Iterable[Check]:
+def _self_test(time_limit_seconds: float) -> Check:
     name = "self-test"
     if not (dist.is_available() and dist.is_gloo_available()):
-        yield Check(name, "warning", "left out: this torch has no gloo", "install a torch with gloo")
-        return
+        return Check(name, "warning", "left out: this torch has no gloo", "install a torch with gloo")
     try:
         seen = self_test(time_limit_seconds=time_limit_seconds)
     except (SelfTestError, OSError) as error:
@@ -254,9 +252,8 @@ def _self_test(time_limit_seconds: float) -> Iterable[Check]:
             f"{tempfile.gettempdir()} is on a local disk, and that the machine is not overloaded. "
             "Again, alone: python -m hdet.lab.self_test"
         )
-        yield Check(name, "error", f"two processes could not train together: {error}", remedy)
-        return
-    yield Check(
+        return Check(name, "error", f"two processes could not train together: {error}", remedy)
+    return Check(
         name,
         "ok",
         "two gloo processes: parameters differ before every sync and agree after it; "

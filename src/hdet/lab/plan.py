@@ -6,17 +6,18 @@ import math
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from hdet.checks import require_count, require_number
+from hdet.lab.limits import CountFromZero, NotNegative, Positive, require_hinted
 from hdet.search.decisions import LEAST_STEPS, lengths, num_parts
 
 ACCEPTED_OVERHEAD_PERCENT = 0.1
-"""What the suggestion keeps to; the benchmark holds the library to it too."""
+"""The suggestion keeps to this; the benchmark holds the library to it too."""
 _BUCKET_BYTES = 25 * 2**20
 _NUM_GUARD, _NUM_SEARCH = 3, 2
 """Copies: the guard has the first weights and two later ones, the search the first and those of its ramp."""
 MOMENTS = {"sgd": 0, "sgd-momentum": 1, "muon": 1, "lion": 1, "adam": 2, "adamw": 2}
-"""How many numbers an optimizer keeps for each parameter."""
+"""Numbers that an optimizer keeps for each parameter."""
 _REPORT_BYTES = 80
 """Ten numbers in double precision: losses, health, step, base, checksum, moments, gradient norm."""
 
@@ -52,23 +53,23 @@ class Plan:
     training_seconds: float | None = None
     """The whole run without hdet."""
     sync_seconds: float | None = None
-    """What all syncs add to it."""
+    """Time that all syncs add to it."""
 
 
 def plan(
     num_parameters: int,
     num_replicas: int,
-    step_seconds: float,
-    bandwidth_bytes_per_second: float,
+    step_seconds: Positive,
+    bandwidth_bytes_per_second: Positive,
     sync_every: int,
     bytes_per_parameter: int = 4,
-    latency_seconds: float = 1e-3,
+    latency_seconds: NotNegative = 1e-3,
     num_steps: int | None = None,
     *,
     averages: bool = True,
     num_shards: int = 1,
-    bucket_mib: float = 25.0,
-    memory_bandwidth_bytes_per_second: float = 10e9,
+    bucket_mib: Positive = 25.0,
+    memory_bandwidth_bytes_per_second: Positive = 10e9,
 ) -> Plan:
     r"""Predict what syncs cost.
 
@@ -113,20 +114,7 @@ def plan(
     >>> costs.suggested_sync_every
     1140
     """
-    given = locals()
-    for name in ("num_parameters", "num_replicas", "sync_every", "bytes_per_parameter", "num_shards"):
-        require_count(name, given[name])
-    for name in (
-        "step_seconds",
-        "bandwidth_bytes_per_second",
-        "bucket_mib",
-        "memory_bandwidth_bytes_per_second",
-    ):
-        require_number(name, given[name], above=0)
-    require_number("latency_seconds", latency_seconds, at_least=0)
-    if num_steps is not None:
-        require_count("num_steps", num_steps)
-
+    require_hinted(plan, locals())
     syncs = num_replicas > 1
     ring = 2 * (num_replicas - 1) / num_replicas
     weight_bytes = num_parameters * bytes_per_parameter
@@ -183,7 +171,7 @@ class MemoryCost:
     search: int
     """Two copies of the parameters during ``find_lr``. They are given back before the run."""
     bucket: int
-    """What messages are packed into, at most."""
+    """Buffer that messages are packed into, at most."""
     saving: int
     """A whole mean of the tail for the checkpoint, in host memory unless the model is sharded. Where replicas
     keep parts of it, it is held from ``converge()`` to the next step."""
@@ -199,7 +187,7 @@ def memory_cost(
     *,
     num_shards: int = 1,
     bytes_per_parameter: int = 4,
-    num_moments: int = 2,
+    num_moments: CountFromZero = 2,
     are_equal: bool = True,
 ) -> MemoryCost:
     r"""Predict the memory that a run of ``find_lr`` and ``AutoLR`` takes.
@@ -224,10 +212,7 @@ def memory_cost(
     >>> f"{cost.tail / 1e9:.2f} GB + {cost.guard / 1e9:.2f} GB beside {cost.training / 1e9:.1f} GB"
     '0.44 GB + 0.66 GB beside 7.0 GB'
     """
-    given = locals()
-    for name in ("num_parameters", "num_replicas", "num_shards", "bytes_per_parameter"):
-        require_count(name, given[name])
-    require_count("num_moments", num_moments, at_least=0)
+    require_hinted(memory_cost, locals())
     here = -(-num_parameters // num_shards)
     part = -(-here // num_replicas)
     kept = part if are_equal else here
@@ -261,17 +246,17 @@ class SearchCost:
     fewest_steps: int
     """Steps of a search whose ramp turns in time."""
     most_steps: int
-    """Where the ramp does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
+    """Steps where it does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
     trials_at_a_time: int
     """Trials that are made at the same time, over all replicas."""
     num_gathers: int
-    """How often every replica is given whole weights from the parts that all of them keep."""
+    """Number of times that every replica is given whole weights from the parts that all of them keep."""
     bytes_sent: float
     """By each rank: gradients of the longest ramp, and weights that are gathered."""
 
 
 def search_cost(
-    total_steps: int,
+    total_steps: Annotated[int, {"at_least": LEAST_STEPS, "remedy": "a shorter run cannot search"}],
     num_replicas: int,
     *,
     batch_size: int = 32,
@@ -292,9 +277,7 @@ def search_cost(
     >>> search_cost(1000, 8).fewest_steps, search_cost(1000, 8).most_steps
     (80, 100)
     """
-    require_count("total_steps", total_steps, at_least=LEAST_STEPS, remedy="a shorter run cannot search")
-    require_count("num_replicas", num_replicas)
-    require_count("batch_size", batch_size)
+    require_hinted(search_cost, locals())
     places = num_replicas if num_shards == 1 else 1
     parts = num_parts(places, batch_size)
     sizes = lengths(total_steps, places * parts)
@@ -313,7 +296,7 @@ def search_cost(
 
 
 def model_size(name: str) -> tuple[int, int]:
-    """The number of parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
+    """Count the parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
 
     The function is called without arguments on torch's meta device, which has shapes and no memory.
     """

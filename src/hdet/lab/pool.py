@@ -47,26 +47,26 @@ class Pool:
         *,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[int, _Result]]:
-        """The results as they come, each with the place of its job.
+        """Give the results as they come, each with the place of its job.
 
         After a stop no job is started. Those under way are waited for, and their results are given too.
 
         Args:
             function: what a worker calls; a process must be able to import it.
             jobs: its arguments, one tuple per call.
-            should_stop: asked before a job is started, and five times a second.
+            should_stop: asked before a job is started.
         """
         left, waiting = deque(enumerate(jobs)), dict[_Future[_Result], int]()
-        is_stopped = False
         while True:
-            is_stopped = is_stopped or should_stop()
             # No more than are under way: what an executor has queued cannot all be called off.
-            while left and not is_stopped and len(waiting) < self.num_jobs:
+            while left and len(waiting) < self.num_jobs:
+                if should_stop():  # asked again after each: it may come while a worker is started
+                    left.clear()
+                    break
                 place, arguments = left.popleft()
                 # A process inherits the mask: a Ctrl-C while it starts waits for a job that hears it.
                 with _mask("SIG_BLOCK"):
                     waiting[self._executor.submit(_call, function, arguments)] = place
-                is_stopped = should_stop()  # it may have come while a worker was started
             if not waiting:
                 return
             finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -83,7 +83,7 @@ def _use_one_thread() -> None:
 
 
 _was_interrupted = False
-"""Whether this worker has heard a Ctrl-C: the next job was given to it before the stop, and is left."""
+"""True once this worker has heard a Ctrl-C: the next job was given to it before the stop, and is left."""
 
 
 def _call(function: Callable[..., _Result], arguments: tuple[Any, ...]) -> tuple[_Result] | None:
@@ -92,7 +92,7 @@ def _call(function: Callable[..., _Result], arguments: tuple[Any, ...]) -> tuple
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The part of a job in which its worker hears Ctrl-C, one that came just before included.
+    """Let the worker of a job hear Ctrl-C within the block, one that came just before included.
 
     What Ctrl-C does is up to the handler, which must be set before. Outside of a worker this changes nothing.
     """

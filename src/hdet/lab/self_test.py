@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
@@ -50,7 +51,7 @@ class SelfTest:
     converge_milliseconds: float
     """The ensemble's average of a million parameters."""
     largest_difference: float
-    """How far parameters of the replicas were apart at the end of a round, before the sync."""
+    """Largest distance of a parameter between replicas at the end of a round, before the sync."""
     found_factor: float
     """Learning rate that a short run with ``hdet.AutoLR`` found, over the one that it started from."""
 
@@ -71,23 +72,25 @@ def self_test(*, time_limit_seconds: float = 60.0) -> SelfTest:
     require_number("time_limit_seconds", time_limit_seconds, above=0)
     with tempfile.TemporaryDirectory(prefix="hdet-self-test-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        logs = [folder / f"rank{rank}.log" for rank in range(NUM_RANKS)]
         processes: list[Popen[bytes]] = []
+        start = partial(Popen, stdin=DEVNULL, stderr=STDOUT, cwd=folder, env=_environment())
         try:
-            for rank in range(NUM_RANKS):
-                command = _command(rank, folder, time_limit_seconds)
-                with _log_path(folder, rank).open("wb") as log:
-                    process = Popen(
-                        command, stdin=DEVNULL, stdout=log, stderr=STDOUT, cwd=folder, env=_environment()
-                    )
-                processes.append(process)
-            _wait(processes, time_limit_seconds)
-            codes = [process.poll() for process in processes]
+            for rank, log in enumerate(logs):
+                with log.open("wb") as out:
+                    processes.append(start(_command(rank, folder, time_limit_seconds), stdout=out))
+            deadline = time.monotonic() + time_limit_seconds
+            while None in (codes := [p.poll() for p in processes]) and time.monotonic() < deadline:
+                if any(codes):  # the other one would wait for it, but may have something to say too
+                    deadline = min(deadline, time.monotonic() + 1)
+                time.sleep(0.02)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         if any(codes) or None in codes:
-            raise SelfTestError(_failure(folder, codes, time_limit_seconds))
+            texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+            raise SelfTestError(_failure(texts, codes, time_limit_seconds))
         return SelfTest(**json.loads((folder / "report.json").read_text()))
 
 
@@ -104,36 +107,22 @@ def _command(rank: int, folder: Path, time_limit_seconds: float) -> list[str]:
 
 def _environment() -> dict[str, str]:
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    environment = os.environ | {
+    return os.environ | {
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",  # gloo is tested; a busy device would only be in the way
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "",
         # The same modules as here, wherever the call comes from.
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),  # noqa: PTH100
         **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
     }
-    environment.pop("PYTHONWARNINGS", None)
-    return environment
 
 
-def _wait(processes: Sequence[Popen[bytes]], time_limit_seconds: float) -> None:
-    """Until all have ended, one has failed (the other would wait for it), or the time is over."""
-    deadline = time.monotonic() + time_limit_seconds
-    has_failed = False
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        if not has_failed and any(process.poll() for process in processes):
-            has_failed = True
-            deadline = min(deadline, time.monotonic() + 1)  # it may have something to say too
-        time.sleep(0.02)
-
-
-def _failure(folder: Path, codes: Sequence[int | None], time_limit_seconds: float) -> str:
+def _failure(texts: Sequence[str], codes: Sequence[int | None], time_limit_seconds: float) -> str:
     parts = []
-    has_failed = any(codes)
-    for rank, code in enumerate(codes):
-        text = _log_path(folder, rank).read_text(encoding="utf-8", errors="replace")
-        said, is_late, where = text.partition(_LATE)
-        if is_late or (code is None and not has_failed):
+    for rank, (text, code) in enumerate(zip(texts, codes, strict=True)):
+        said, is_late, where = text.partition("Timeout (")  # then faulthandler says where it was
+        if is_late or (code is None and not any(codes)):
             parts.append(f"rank {rank} did not end within {time_limit_seconds:g} s")
         elif code:
             parts.append(f"rank {rank} ended with code {code}")
@@ -143,14 +132,6 @@ def _failure(folder: Path, codes: Sequence[int | None], time_limit_seconds: floa
         place = where.rpartition("Thread 0x")[2].splitlines()[1:4]
         parts += [f"  {line}" for line in [*said.splitlines()[-3 if is_late else -10 :], *place]]
     return "\n".join(parts)
-
-
-_LATE = "Timeout ("
-"""What faulthandler writes before it says where a process was."""
-
-
-def _log_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
 
 
 # --- one of the processes ----------------------------------------------------------------------------------
@@ -172,23 +153,23 @@ def _run_rank(rank: int, folder: Path, time_limit_seconds: float, started_at: fl
     million_milliseconds = _median_milliseconds(lambda: dist.all_reduce(million), 15)
     largest_difference, converge_milliseconds = _train(rank)
     sent_bytes = 2 * (NUM_RANKS - 1) / NUM_RANKS * million.element_size() * NUM_FLOATS
-    report = SelfTest(
-        startup_seconds=startup_seconds,
-        all_reduce_one_milliseconds=one_milliseconds,
-        all_reduce_million_milliseconds=million_milliseconds,
-        bandwidth_bytes_per_second=1000 * sent_bytes / max(1e-3, million_milliseconds - one_milliseconds),
-        converge_milliseconds=converge_milliseconds,
-        largest_difference=largest_difference,
-        found_factor=_find(rank),
-    )
+    report = {
+        "startup_seconds": startup_seconds,
+        "all_reduce_one_milliseconds": one_milliseconds,
+        "all_reduce_million_milliseconds": million_milliseconds,
+        "bandwidth_bytes_per_second": 1000 * sent_bytes / max(1e-3, million_milliseconds - one_milliseconds),
+        "converge_milliseconds": converge_milliseconds,
+        "largest_difference": largest_difference,
+        "found_factor": _find(rank),
+    }
     if rank == 0:
-        (folder / "report.json").write_text(json.dumps(dataclasses.asdict(report)))
+        (folder / "report.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def _train(rank: int) -> tuple[float, float]:
-    """Some rounds of the ensemble: the largest difference before a sync, and the milliseconds of one."""
+    """Train some rounds: give the largest difference before a sync, and the milliseconds of one."""
     width = round(NUM_FLOATS**0.5)
     torch.manual_seed(0)
     layer = nn.Linear(width, width, bias=False)
@@ -202,15 +183,12 @@ def _train(rank: int) -> tuple[float, float]:
     for step in range(1, NUM_ROUNDS * STEPS_PER_ROUND + 1):
         loss = model(torch.randn(8, width, generator=batches)).square().mean()
         _make_step(optimizer, loss)
-        if step % every:
-            ensemble.step(loss)
-            continue
         before = _difference(layer.weight)
         ensemble.step(loss)
         after = _difference(layer.weight)
         if not before > 0:
             raise SelfTestError(f"step {step}: replicas have different learning rates but equal parameters")
-        if after != 0:
+        if after != 0 and step % every == 0:
             raise SelfTestError(f"step {step}: after the sync, parameters of the replicas differ by {after}")
         largest = max(largest, before)
     times = [record.milliseconds["converge"] for record in records[1:]]  # the first one makes the buckets
@@ -218,7 +196,7 @@ def _train(rank: int) -> tuple[float, float]:
 
 
 def _find(rank: int) -> float:
-    """A whole run that finds its learning rate: search, save points, guard and tail."""
+    """Train a whole run that finds its learning rate: search, save points, guard and tail."""
     torch.manual_seed(0)
     layer = nn.Linear(8, 1)
     model = DistributedDataParallel(layer)
@@ -253,7 +231,7 @@ def _make_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def _difference(parameter: Tensor) -> float:
-    """The largest difference of an element between the replicas."""
+    """Compute the largest difference of an element between the replicas."""
     mine = parameter.detach()
     everybody = [torch.empty_like(mine) for _ in range(NUM_RANKS)]
     dist.all_gather(everybody, mine)

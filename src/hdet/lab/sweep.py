@@ -26,7 +26,7 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The point with the lowest held-out loss; None if none has one."""
+        """Find the point with the lowest held-out loss; None if none has one."""
         valid = [p for p in self.points if p["status"] == "finished" and p["final_loss"] is not None]
         return min(valid, key=lambda p: p["final_loss"], default=None)
 
@@ -67,8 +67,8 @@ def sweep(
     """
     if not lrs:
         raise ValueError("lrs must hold at least one learning rate, got none: widen --low and --high")
-    points = {lr: (dataclasses.replace(config, lr=lr), path / f"lr{lr:g}") for lr in lrs}
-    results = run_many(list(points.values()), num_jobs=num_jobs, on_done=on_done, should_stop=should_stop)
+    points = [(dataclasses.replace(config, lr=lr), path / f"lr{lr:g}") for lr in dict.fromkeys(lrs)]
+    results = run_many(points, num_jobs=num_jobs, on_done=on_done, should_stop=should_stop)
     found = [result for result in results if result is not None and result["status"] != "stopped"]
     return Sweep(points=found, is_complete=len(found) == len(lrs))
 
@@ -86,12 +86,11 @@ def run_many(
     """
     results: list[dict[str, Any] | None] = [_finished(config, path) for config, path in jobs]
     missing = [i for i, result in enumerate(results) if result is None]
-    done = len(jobs) - len(missing)
-    on_done(done)
+    on_done(len(jobs) - len(missing))
     with Pool(num_jobs) as pool:
-        for place, result in pool.run(_run_one, [jobs[i] for i in missing], should_stop=should_stop):
+        runs = pool.run(_run_one, [jobs[i] for i in missing], should_stop=should_stop)
+        for done, (place, result) in enumerate(runs, start=len(jobs) - len(missing) + 1):
             results[missing[place]] = result
-            done += 1
             on_done(done)
     return results
 

@@ -73,7 +73,7 @@ def test_a_failing_rank_is_told_with_its_last_lines(monkeypatch: pytest.MonkeyPa
     pids.mkdir()
     codes = ["print('one'); raise OSError('no route to host')", "import time; time.sleep(3600)"]
     monkeypatch.setattr(self_test, "_command", lambda rank, *_: command(codes[rank], pids))
-    (check,) = doctor._self_test(3600.0)  # the other rank is not waited for
+    check = doctor._self_test(3600.0)  # the other rank is not waited for
     assert (check.name, check.status) == ("self-test", "error")
     assert "rank 0 ended with code 1" in check.detail
     assert "OSError: no route to host" in check.detail
@@ -129,13 +129,13 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
 
 def test_what_cannot_start_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "_command", lambda *_: ["/nowhere/python"])
-    (check,) = doctor._self_test(5.0)
+    check = doctor._self_test(5.0)
     assert check.status == "error" and "/nowhere/python" in check.detail
 
 
 def test_without_gloo_the_self_test_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
-    (check,) = doctor._self_test(5.0)
+    check = doctor._self_test(5.0)
     assert check.status == "warning" and "no gloo" in check.detail
 
 
@@ -219,14 +219,14 @@ def test_cores(setting: str | None, status: str, text: str, monkeypatch: pytest.
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if setting is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", setting)
-    (check,) = doctor._cores()
+    check = doctor._cores()
     assert check.status == status and text in check.detail and check.detail.startswith("8 cores")
 
 
 def test_devices_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_num_cuda_devices", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    (check,) = doctor._backends()
+    check = doctor._backends()
     assert check.status == "warning" and "NCCL" in check.remedy
 
 
@@ -238,7 +238,7 @@ def test_a_device_that_torch_complains_about(monkeypatch: pytest.MonkeyPatch) ->
         return 0
 
     monkeypatch.setattr(doctor, "_num_cuda_devices", complain)
-    (check,) = doctor._devices()
+    check = doctor._devices()
     assert check.status == "warning" and "too old" in check.detail
 
 

@@ -22,10 +22,7 @@ import hdet
 from hdet import HdetError, HdetWarning, Records, RoundRecord
 from hdet.records import Tee
 from hdet.round_record import scalars
-from hdet.trackers.base import Tracker
-from hdet.trackers.mlflow import MLflowSink
-from hdet.trackers.tensorboard import TensorBoardSink
-from hdet.trackers.wandb import WandbSink
+from hdet.trackers import MLflowSink, TensorBoardSink, Tracker, WandbSink
 
 
 def record(step: int = 10, **more: Any) -> RoundRecord:
@@ -271,7 +268,7 @@ def test_mlflow_failure_is_told_at_the_next_record(tmp_path: Path, mlflow_quiet:
     sink = MLflowSink(folder=tmp_path / "file")
     sink.write(record(10))
     assert sink._thread is not None
-    sink._thread._thread.join(60)
+    sink._thread.join(60)
     with pytest.warns(HdetWarning, match="MLflowSink failed and is left out"):
         sink.write(record(20))
     sink.write(record(30))
@@ -395,7 +392,7 @@ def test_imports_wait_for_the_first_record_and_the_process_for_the_last() -> Non
     code = """
 import sys, time
 from hdet import MLflowSink, TensorBoardSink, WandbSink
-from hdet.trackers.mlflow import _Thread
+from hdet.trackers import _Thread
 WandbSink(), MLflowSink(), TensorBoardSink("x")
 print([name for name in ("wandb", "mlflow", "tensorboard") if name in sys.modules])
 def slow():

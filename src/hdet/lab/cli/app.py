@@ -8,14 +8,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 import hdet
 from hdet.checks import require_number
@@ -48,11 +46,9 @@ def run(
     the weights of its last steps. With --spread above 0, replicas train with different learning rates and
     average their parameters every T steps. Ctrl-C saves the run, and `hdet resume` goes on with it.
     """
-    from hdet.lab.cli.launch import is_rank
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.tasks.task import load_task, parse_options
     from hdet.lab.train.folder import RunFolder
-    from hdet.lab.train.runner import task_facts
 
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
@@ -65,21 +61,13 @@ def run(
             what: require_number(f"--explore {what}", spread, at_least=0)
             for what, spread in parse_options(settings["explore"] or [], "--explore").items()
         }
-        if is_rank():
-            settings |= {"engine": "torchrun", "replicas": int(os.environ["WORLD_SIZE"])}
         config = RunConfig(**settings, task_options=options, name=name)
         if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
             config = dataclasses.replace(config, controller="none")  # there is nothing to compare
-        folder = RunFolder(out or _free_path(Path("runs") / config.slug))
+        path = out or _free_path(Path("runs") / config.slug)
         if not overwrite:
-            folder.require_free()
-
-    def create() -> None:
-        if overwrite:
-            folder.remove_run()
-        RunFolder.create(folder.path, config, task_facts(task))
-
-    RunCommand(config, folder.path, screen, device, track or [], live, task, create).train_and_report()
+            RunFolder(path).require_free()
+    RunCommand(config, path, screen, device, track or [], live, task, overwrite).train_and_report()
 
 
 def _free_path(path: Path) -> Path:
@@ -99,15 +87,12 @@ def resume(
 
     It ends bit-exactly as it would have without the stop. A run without a checkpoint begins anew.
     """
-    from hdet.lab.cli.launch import is_rank
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.train.folder import RunFolder
 
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         config = RunFolder(folder).read_config()
-        if is_rank():
-            config = dataclasses.replace(config, engine="torchrun", replicas=int(os.environ["WORLD_SIZE"]))
         is_begun = RunFolder(folder).has_checkpoint
         result = RunFolder(folder).read_result()
         if is_begun and result is not None and result["status"] in ("finished", "diverged"):
@@ -178,13 +163,14 @@ def sweep(
         path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
         with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:
             done = run_sweep(config, grid, path, num_jobs=jobs, on_done=bar.update, should_stop=should_stop)
-    table = Table("learning rate", "held-out loss", "status", "seconds", box=None, pad_edge=False)
+    rows = []
     for point in done.points:
         lr, loss = number(point["base_lr"]), number(point["final_loss"], 5)
-        is_best = done.best is not None and point["base_lr"] == done.best["base_lr"]
-        status = point["status"] + (" ← best" if is_best else "")
-        table.add_row(lr, loss, status, f"{point['seconds']:.1f}", style="bold" if is_best else None)
-    screen.show(table)
+        row = [lr, loss, point["status"], f"{point['seconds']:.1f}"]
+        if point is done.best:
+            row = [f"[bold]{cell}[/]" for cell in (lr, loss, f"{row[2]} ← best", row[3])]
+        rows.append(row)
+    screen.show(("learning rate", "held-out loss", "status", "seconds"), rows)
     if done.best is not None and done.best["base_lr"] in (grid[0], grid[-1]) and len(grid) > 1:
         screen.say("the best is at the edge of the grid: widen it with --low or --high")
     page = write_report([Path(p["run_dir"]) for p in done.points], path / "comparison.html", screen)
@@ -243,11 +229,11 @@ def doctor(is_json: Json = False) -> None:
     with screen.console.status("two processes are training together"):
         checks = examine()
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    table = Table("what", "", "found", box=None, pad_edge=False)
+    rows = []
     for check in checks:
         detail = check.detail + (f"\n→ {check.remedy}" if check.remedy and check.status != "ok" else "")
-        table.add_row(check.name, f"[{colours[check.status]}]{check.status}[/]", detail.replace("[", "\\["))
-    screen.show(table)
+        rows.append((check.name, f"[{colours[check.status]}]{check.status}[/]", detail.replace("[", "\\[")))
+    screen.show(("what", "", "found"), rows)
     screen.give({"checks": [dataclasses.asdict(check) for check in checks]})
     raise typer.Exit(Exit.FAILED if any(check.status == "error" for check in checks) else Exit.OK)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hdet.lab.pool import Interrupted, stop_on_signal
+
 
 def is_rank() -> bool:
     """Tell whether torchrun has started this process."""
@@ -42,40 +44,29 @@ def launch(arguments: Sequence[str], num_processes: int) -> tuple[int, bool]:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     # Ranks that torchrun starts again must not read what those before left in its store (pytorch#135712).
     environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: asked.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            # In a session of its own a Ctrl-C of the terminal reaches this process alone.
-            process = subprocess.Popen(command, env=environment | {_PIDS: folder}, start_new_session=True)
-            return _wait(process, Path(folder), num_processes, asked), bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(process: subprocess.Popen[bytes], folder: Path, num_processes: int, asked: list[int]) -> int:
-    num_sent = 0
-    while True:
+    with tempfile.TemporaryDirectory() as folder, stop_on_signal() as should_stop:
+        # In a session of its own a Ctrl-C of the terminal reaches this process alone.
+        process = subprocess.Popen(command, env=environment | {_PIDS: folder}, start_new_session=True)
+        is_told = False
         try:
-            return process.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            ranks = [int(file.name) for file in folder.iterdir()]
-        if num_sent == 0 and asked and len(ranks) == num_processes:  # before, they could not hear it
-            _send(ranks, asked[0])
-            num_sent = 1
-        elif len(asked) > 1:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=0.1), should_stop()
+                can_hear = len(list(Path(folder).iterdir())) == num_processes
+                if should_stop() and can_hear and not is_told:
+                    _send(folder, signal.SIGINT)
+                    is_told = True
+        except Interrupted:
             process.kill()
-            _send(ranks, signal.SIGKILL)
+            _send(folder, signal.SIGKILL)
+            return process.wait(), True
 
 
-def _send(processes: Sequence[int], number: int) -> None:
-    for process in processes:
+def _send(folder: str, number: int) -> None:
+    """Send a signal to the ranks that have left their process ids."""
+    for file in Path(folder).iterdir():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
+            os.kill(int(file.name), number)
 
 
 def is_launched() -> bool:

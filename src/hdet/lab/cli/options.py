@@ -12,14 +12,7 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-
-class Tracker(str, Enum):
-    """Where records go as well."""
-
-    tensorboard = "tensorboard"
-    wandb = "wandb"
-    mlflow = "mlflow"
-
+Tracker = Enum("Tracker", {name: name for name in ("tensorboard", "wandb", "mlflow")}, type=str)
 
 TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
 TaskOptions = Annotated[

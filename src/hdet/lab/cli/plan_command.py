@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from rich.table import Table
 
 from hdet.lab.cli.options import Json, takes
 from hdet.lab.cli.screen import Screen, numbers, usage_errors
 from hdet.lab.page.sentences import count as count_of
-from hdet.lab.plan import MOMENTS, MemoryCost, Plan, SearchCost, memory_cost, model_size, search_cost
+from hdet.lab.plan import MOMENTS, Plan, memory_cost, model_size, search_cost
 from hdet.lab.plan import plan as predict
 from hdet.method.recipe import Recipe
 
@@ -63,47 +60,45 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     screen = Screen(is_json=is_json, is_quiet=False)
     replicas, shards, steps, step_seconds = asked.replicas, asked.shards, asked.steps, asked.step_seconds
     with usage_errors():
-        count, size = _size_of(asked.parameters, asked.model, asked.dtype)
-        recipe = Recipe(total_steps=steps, sync_every=asked.sync_every)
+        count, size = _size_of(asked)
+        sync_every = Recipe(total_steps=steps, sync_every=asked.sync_every).steps_per_round
         if asked.optimizer not in MOMENTS:
             raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {asked.optimizer!r}")
-        memory = memory_cost(
-            count,
-            replicas,
-            num_shards=shards,
-            bytes_per_parameter=size,
-            num_moments=MOMENTS[asked.optimizer],
-            are_equal=asked.spread == 0,
-        )
+        moments, is_equal = MOMENTS[asked.optimizer], asked.spread == 0
+        of_ranks: dict[str, Any] = {"num_shards": shards, "bytes_per_parameter": size}
+        memory = memory_cost(count, replicas, num_moments=moments, are_equal=is_equal, **of_ranks)
+        of_links = of_ranks | {
+            "latency_seconds": asked.latency_ms / 1000,
+            "memory_bandwidth_bytes_per_second": asked.memory_bandwidth * 1e9,
+            "num_steps": steps,
+            "averages": not is_equal,
+        }
+        shard = -(-count // shards)
         links = {
-            speed: predict(
-                -(-count // shards),
-                replicas,
-                step_seconds or 1.0,
-                speed * 1e9 / 8,
-                recipe.steps_per_round,
-                size,
-                asked.latency_ms / 1000,
-                steps,
-                averages=asked.spread != 0,
-                num_shards=shards,
-                memory_bandwidth_bytes_per_second=asked.memory_bandwidth * 1e9,
-            )
+            speed: predict(shard, replicas, step_seconds or 1.0, speed * 1e9 / 8, sync_every, **of_links)
             for speed in numbers("--bandwidth", asked.bandwidth)
         }
         search = search_cost(
             steps, replicas, batch_size=asked.batch_size, num_shards=shards, bytes_on_rank=memory.parameters
         )
-    of_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
-    title = f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}{of_ranks}"
-    screen.show(_table(title, ("part", "bytes", "of the parameters"), _memory_rows(memory)))
+    in_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
+    parts = [(what, getattr(memory, part)) for part, what in _PARTS.items()]
+    screen.show(
+        ("part", "bytes", "of the parameters"),
+        [(what, _bytes(number), f"{number / memory.parameters:.3g}") for what, number in parts],
+        f"Memory of each rank: {count:,} parameters, {count_of(replicas, 'replica')}{in_ranks}",
+    )
     if replicas * shards > 1:
         columns = ("link", "messages", "sent", "seconds", "whole run", "overhead")
-        columns = columns if step_seconds is not None else columns[:-1]
-        title = f"A sync, every {recipe.steps_per_round} steps of {steps}"
-        screen.show(_table(title, columns, [_sync_row(speed, sync) for speed, sync in links.items()]))
-    columns = ("steps", "of the run", "trials at a time", "sent")
-    screen.show(_table("The search", columns, [_search_row(search, steps)]))
+        rows = [_sync_row(speed, sync) for speed, sync in links.items()]
+        shown = len(columns) - (step_seconds is None)
+        screen.show(
+            columns[:shown], [r[:shown] for r in rows], f"A sync, every {sync_every} steps of {steps}"
+        )
+    low, high = search.fewest_steps, search.most_steps
+    share = f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %"
+    row = (f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent))
+    screen.show(("steps", "of the run", "trials at a time", "sent"), [row], "The search")
     screen.say(
         f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
         f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
@@ -116,7 +111,7 @@ def plan(is_json: Json = False, **settings: Any) -> None:
             "parameters": count,
             "replicas": replicas,
             "shards": shards,
-            "sync_every": recipe.steps_per_round,
+            "sync_every": sync_every,
             "memory": asdict(memory),
             "links": [{"gbit_per_second": speed} | asdict(links[speed]) | unknown for speed in links],
             "search": asdict(search),
@@ -125,25 +120,17 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row[: len(columns)])
-    return table
-
-
-def _memory_rows(memory: MemoryCost) -> list[tuple[str, str, str]]:
-    parts = {
-        "training itself: parameters, gradients, moments": memory.training,
-        "guard: three copies to go back to": memory.guard,
-        "tail: mean of the last steps": memory.tail,
-        "search: two copies, before the run only": memory.search,
-        "bucket for messages, at most": memory.bucket,
-        "saving within the tail": memory.saving,
-        "hdet, most at a time": memory.peak,
-        "hdet, most at a time while saving": memory.peak_while_saving,
-    }
-    return [(what, _bytes(size), f"{size / memory.parameters:.3g}") for what, size in parts.items()]
+_PARTS = {
+    "training": "training itself: parameters, gradients, moments",
+    "guard": "guard: three copies to go back to",
+    "tail": "tail: mean of the last steps",
+    "search": "search: two copies, before the run only",
+    "bucket": "bucket for messages, at most",
+    "saving": "saving within the tail",
+    "peak": "hdet, most at a time",
+    "peak_while_saving": "hdet, most at a time while saving",
+}
+"""Names of the parts of the memory, in the order of the table."""
 
 
 def _sync_row(speed: float, sync: Plan) -> tuple[str, ...]:
@@ -157,24 +144,18 @@ def _sync_row(speed: float, sync: Plan) -> tuple[str, ...]:
     )
 
 
-def _search_row(search: SearchCost, steps: int) -> tuple[str, ...]:
-    low, high = search.fewest_steps, search.most_steps
-    share = f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %"
-    return f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent)
-
-
-def _size_of(parameters: str | None, model: str | None, dtype: str | None) -> tuple[int, int]:
-    """The number of parameters, and the bytes of one."""
-    if (parameters is None) == (model is None):
+def _size_of(asked: _PlanOptions) -> tuple[int, int]:
+    """Give the number of parameters, and the bytes of one."""
+    if (asked.parameters is None) == (asked.model is None):
         raise ValueError("give either --parameters or --model, not both and not none")
-    if dtype is not None and dtype not in _BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {dtype!r}")
-    count, size = model_size(model) if model is not None else (_count(parameters or ""), 4)
-    return count, size if dtype is None else _BYTES[dtype]
+    if asked.dtype is not None and asked.dtype not in _BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {asked.dtype!r}")
+    count, size = model_size(asked.model) if asked.model is not None else (_count(asked.parameters or ""), 4)
+    return count, size if asked.dtype is None else _BYTES[asked.dtype]
 
 
 def _count(text: str) -> int:
-    """A count as people write it.
+    """Read a count as people write it.
 
     >>> _count("125e6"), _count("7B"), _count("1.3b"), _count("64k")
     (125000000, 7000000000, 1300000000, 64000)

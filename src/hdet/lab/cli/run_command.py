@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
 import typer
-from rich.table import Table
 
 from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
-from hdet.lab.cli.options import Tracker
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
 from hdet.lab.page import LivePage, Run, headline
 from hdet.lab.page.run_numbers import main_metrics
 from hdet.lab.page.sentences import search_sentence
 from hdet.lab.pool import stop_on_signal
-from hdet.lab.tasks.task import Task, load_task
+from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
-from hdet.lab.train.runner import Result
+from hdet.lab.train.runner import Result, task_facts
 from hdet.lab.train.runner import run as run_training
 from hdet.records import RecordSink, Tee
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.found import FoundLR
-from hdet.trackers.mlflow import MLflowSink
-from hdet.trackers.tensorboard import TensorBoardSink
-from hdet.trackers.wandb import WandbSink
+from hdet.trackers import MLflowSink, TensorBoardSink, WandbSink
 
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
@@ -53,18 +50,21 @@ class RunCommand:
     screen: Screen
     device: str
     """``auto``, or what torch calls it."""
-    trackers: Sequence[Tracker]
-    """Where records go as well."""
+    trackers: Sequence[Enum]
+    """Names of trackers that take the records too."""
     is_live: bool
-    """Whether the page is written while the run trains too."""
-    task: Task | None = None
-    """The task of ``config``, if it is built already."""
-    create: Callable[[], None] | None = None
-    """Makes the folder of a new run; rank zero calls it once training can begin."""
+    """The page is written while the run trains too."""
+    new_task: Task | None = None
+    """The task of a new run, whose folder is made once training can begin."""
+    overwrites: bool = False
+    """A new run takes the place of one that is in the folder."""
     is_resumed: bool = False
-    """Whether the run goes on from its last checkpoint."""
+    """The run goes on from its last checkpoint."""
 
     def __post_init__(self) -> None:
+        if is_rank():
+            num_ranks = int(os.environ["WORLD_SIZE"])
+            self.config = dataclasses.replace(self.config, engine="torchrun", replicas=num_ranks)
         self._is_main = not is_rank() or os.environ["RANK"] == "0"
         self._is_searching = self.config.find and not self.is_resumed
         self._was_search_ended = False
@@ -75,20 +75,14 @@ class RunCommand:
             raise typer.Exit(self._launch())
         with usage_errors(), in_ranks(self.path) as path:
             folder, screen = RunFolder(path), self.screen
-            self.task = self.task or load_task(self.config.task, self.config.task_options)
-            self._announce()
-            files = _files(path)
+            if self._is_main and not self.is_resumed:
+                self._announce()
             try:
                 result = self._train(folder)
             except BaseException:
                 # Ranks that another one leaves raise what they like.
                 if not self._was_search_ended:
                     raise
-                if self._is_main:  # a tracker may have begun
-                    for file in _files(path) - files:
-                        shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(
-                            missing_ok=True
-                        )
                 screen.say("stopped while searching for the learning rate: nothing was trained")
                 screen.give({"status": "stopped", "steps": 0})
                 raise typer.Exit(Exit.OK if is_launched() else Exit.STOPPED) from None
@@ -98,8 +92,6 @@ class RunCommand:
 
     def _announce(self) -> None:
         config, screen = self.config, self.screen
-        if self.is_resumed or not self._is_main:
-            return
         screen.say(
             f"{config.task}: {config.replicas} replicas, {config.steps} steps, "
             f"learning rate {config.lr:g}, controller {config.controller}"
@@ -122,8 +114,8 @@ class RunCommand:
             def begin() -> None:
                 self._is_searching = False
                 bar.begin("training")
-                if self._is_main and self.create is not None:
-                    self.create()
+                if self._is_main:
+                    self._create(folder.path)
                 if self._is_main and self.is_live:
                     screen.say(f"watch: {folder.report}")
 
@@ -136,28 +128,33 @@ class RunCommand:
                 on_note=screen.say,
                 on_progress=bar.update,
                 should_stop=should_stop,
-                task=self.task,
+                task=self.new_task,
                 device=chosen_device(self.device),
                 on_ready=begin,
             )
 
     def _ends_at_once(self) -> bool:
-        """A signal has come: whether there is nothing to save."""
+        """Take note of a signal, and tell whether there is nothing to save."""
         self._was_search_ended = self._was_search_ended or self._is_searching
         return self._is_searching
 
+    def _create(self, path: Path) -> None:
+        if self.new_task is not None:
+            if self.overwrites:
+                RunFolder(path).remove_run()
+            RunFolder.create(path, self.config, task_facts(self.new_task))
+
     def _launch(self) -> int:
         """Start one process per replica, each of which goes on with (or begins) the run in the folder."""
-        if self.create is not None:
-            with usage_errors():
-                self.create()  # the ranks read it
+        with usage_errors():
+            self._create(self.path)  # the ranks read it
         arguments = ["resume", str(self.path), "--device", self.device, *["--live"] * self.is_live]
         arguments += [f"--track={tracker.value}" for tracker in self.trackers]
         arguments += ["--json"] * self.screen.is_json + ["--quiet"] * self.screen.console.quiet
         code, is_stopped = launch(arguments, self.config.replicas)
         folder = RunFolder(self.path)
         result = folder.read_result()
-        if is_stopped and self.create and result is None and not folder.has_checkpoint:  # nothing was trained
+        if is_stopped and self.new_task and result is None and not folder.has_checkpoint:  # nothing trained
             folder.remove_run()
             with contextlib.suppress(OSError):  # there is something else in it
                 self.path.rmdir()
@@ -167,31 +164,23 @@ class RunCommand:
 
     def _sinks(self, folder: RunFolder) -> list[RecordSink]:
         named = {"name": self.config.name or folder.path.name, "config": self.config.to_json()}
-        build: dict[Tracker, Callable[[], RecordSink]] = {
-            Tracker.tensorboard: lambda: TensorBoardSink(folder.path / "tensorboard"),
-            Tracker.wandb: lambda: WandbSink(project="hdet", folder=folder.path, **named),
-            Tracker.mlflow: lambda: MLflowSink(folder=folder.path, **named),
+        build: dict[str, Callable[[], RecordSink]] = {
+            "tensorboard": lambda: TensorBoardSink(folder.path / "tensorboard"),
+            "wandb": lambda: WandbSink(folder=folder.path, **named),
+            "mlflow": lambda: MLflowSink(folder=folder.path, **named),
         }
-        sinks = [build[tracker]() for tracker in self.trackers]
+        sinks = [build[tracker.value]() for tracker in self.trackers]
         return [*sinks, LivePage(folder.path, folder.report)] if self.is_live else sinks
-
-
-def _files(folder: Path) -> set[Path]:
-    """List the folder and what is in it."""
-    return {folder, *folder.iterdir()} if folder.is_dir() else set()
 
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     report = write_report([folder.path], folder.report, screen)
-    table = Table(title=None, show_header=False, box=None, pad_edge=False)
     rows = {"status": result.status, "held-out loss": number(result.final_loss)}
     rows |= {name.replace("_", " "): number(value) for name, value in main_metrics(result.metrics).items()}
     found, asked = number(result.found_lr, 3), number(result.base_lr, 3)
     rows["learning rate"] = found if found == asked else f"{found} (you asked for {asked})"
     rows["steps"] = f"{result.steps} in {result.seconds:.1f} s"
-    for row in rows.items():
-        table.add_row(*row)
-    screen.show(table)
+    screen.show((), rows.items())
     if report is not None:
         screen.say(f"report: {report}")
     if result.status in ("failed", "diverged"):

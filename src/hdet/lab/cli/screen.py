@@ -7,8 +7,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,14 @@ class Screen:
         """Print one line for people; square brackets in it are only that."""
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
-    def show(self, table: Table) -> None:
-        """Print a table for people."""
+    def show(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+        """Print a table for people; one with a title has lines."""
+        table = Table(*columns, title=title or None, title_justify="left", show_header=bool(columns))
+        if not title:
+            table.box = None
+            table.pad_edge = False
+        for row in rows:
+            table.add_row(*row)
         self.console.print(table)
 
     def give(self, data: Mapping[str, Any]) -> None:
@@ -82,21 +89,23 @@ class Screen:
             *([bars.TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}")] if shows_loss else []),
             bars.TimeRemainingColumn(),
         ]
-        is_shown = self.shows_progress
-        with bars.Progress(*columns, console=self.console, disable=not is_shown, transient=True) as progress:
+        hides = not self.shows_progress
+        with bars.Progress(*columns, console=self.console, disable=hides, transient=True) as progress:
             yield _Bar(progress, progress.add_task(label, total=total, loss="-", lr="-"))
 
 
+@dataclass(frozen=True)
 class _Bar:
-    def __init__(self, progress: bars.Progress, task: Any) -> None:
-        self._progress, self._task = progress, task
+    progress: bars.Progress
+    task: bars.TaskID
 
     def begin(self, label: str) -> None:
         """Begin the next phase, from zero on."""
-        self._progress.reset(self._task, description=label)
+        self.progress.reset(self.task, description=label)
 
     def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
-        self._progress.update(self._task, completed=completed, loss=number(loss), lr=number(lr))
+        """Show how far it is."""
+        self.progress.update(self.task, completed=completed, loss=number(loss), lr=number(lr))
 
 
 class _Rate(bars.ProgressColumn):
@@ -130,14 +139,11 @@ def numbers(flag: str, text: str) -> list[float]:
 
 _FLAGS = {
     "bandwidth_bytes_per_second": "--bandwidth",
-    "high": "--high",
-    "low": "--low",
     "num_jobs": "--jobs",
-    "per_decade": "--per-decade",
     "studies": "--study",
     "total_steps": "--steps",
-}
-"""What the library calls an argument, where that differs from the option."""
+} | {name: "--" + name.replace("_", "-") for name in ("high", "low", "per_decade")}
+"""Options by the names that the library has for them."""
 
 
 def show_warnings_plainly() -> None:

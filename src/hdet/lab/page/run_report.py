@@ -14,7 +14,7 @@ from hdet.lab.page.read_runs import Run, read_run
 from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
 from hdet.lab.page.schedule_charts import hyperparameter_charts, rate_charts
 from hdet.lab.page.sync_charts import controller_charts, health_charts
-from hdet.trackers.base import Tracker
+from hdet.trackers import Tracker
 
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
@@ -142,7 +142,7 @@ class LivePage(Tracker):
         self._due = 0.0
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write the page if it is time; see :class:`hdet.trackers.base.Tracker`."""
+        """Write the page if it is time; see :class:`hdet.trackers.Tracker`."""
         start = time.monotonic()
         if start < self._due:
             return

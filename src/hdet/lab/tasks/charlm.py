@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_count, require_number
 from hdet.explore.module_attributes import AttentionScale
+from hdet.lab.limits import CountFromZero, Positive, Share, require_hinted
 from hdet.lab.tasks.task import Task, batch_generator, four_groups, mean
 from hdet.method.fan_out import derived_seed
 
@@ -48,11 +48,11 @@ class CharLM(Task):
     num_layers: int = 1
     num_heads: int = 2
     length: int = 32
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    attention_scale: float = 1.0
+    dropout: Share = 0.0
+    label_smoothing: Share = 0.0
+    attention_scale: Positive = 1.0
     batch_size: int = 4
-    characters: int = 0
+    characters: CountFromZero = 0
     num_evaluation_batches: int = 4
 
     learning_rate = 3e-3
@@ -60,12 +60,7 @@ class CharLM(Task):
     loss_unit = "nats per character"
 
     def __post_init__(self) -> None:
-        for name in ("width", "num_layers", "num_heads", "length", "batch_size", "num_evaluation_batches"):
-            require_count(name, getattr(self, name))
-        require_number("dropout", self.dropout, at_least=0, below=1)
-        require_number("label_smoothing", self.label_smoothing, at_least=0, below=1)
-        require_number("attention_scale", self.attention_scale, above=0)
-        require_count("characters", self.characters, at_least=0)
+        require_hinted(CharLM, vars(self))
         if 0 < self.characters <= self.length:
             raise ValueError(
                 f"characters must be above length={self.length}, or 0 for all, got {self.characters}"
@@ -143,19 +138,22 @@ def _corpus() -> tuple[Tensor, Tensor, Tensor]:
             f"task 'charlm' needs the source text of Python's standard library, found {total} characters in "
             f"{root}: install Python with its library sources"
         )
-    train, probe, held_out = (
-        torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts
-    )
-    return train, probe, held_out
+    train, probe, held_out = (bytearray(b"\n".join(part)) for part in parts)
+    as_codes = functools.partial(torch.frombuffer, dtype=torch.uint8)
+    return as_codes(train), as_codes(probe), as_codes(held_out)
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float, attention_scale: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, attention_scale: float = 1.0) -> None:
         super().__init__()
-        self.heads, self.attention_scale = heads, AttentionScale(attention_scale)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+        self.attention_scale = AttentionScale(attention_scale)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -169,24 +167,18 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small decoder."""
+    """A small decoder; ``scales`` are the dropout and the attention scale of its blocks."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        layers: int,
-        length: int,
-        *,
-        dropout: float = 0.0,
-        label_smoothing: float = 0.0,
-        attention_scale: float = 1.0,
+        self, width: int, heads: int, layers: int, length: int, label_smoothing: float = 0.0, **scales: float
     ) -> None:
         super().__init__()
         self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
-        self.token, self.position = nn.Embedding(_VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads, dropout, attention_scale) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _VOCABULARY)
+        self.token = nn.Embedding(_VOCABULARY, width)
+        self.position = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(_Block(width, heads, **scales) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, _VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next character at every position."""

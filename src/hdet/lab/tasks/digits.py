@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_choice, require_count, require_number
-from hdet.lab.tasks.task import Task, mean
+from hdet.lab.limits import Share, require_hinted
+from hdet.lab.tasks.task import Task, epoch_orders, mean
 from hdet.method.fan_out import derived_seed
 
 _NUM_TRAIN, _NUM_PROBE = 1197, 200  # 400 remain for evaluation
@@ -32,7 +32,7 @@ class Digits(Task):
 
     model: Literal["mlp", "conv"] = "mlp"
     width: int = 32
-    dropout: float = 0.0
+    dropout: Share = 0.0
     batch_size: int = 8
     _data: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
@@ -41,10 +41,7 @@ class Digits(Task):
     num_examples = _NUM_TRAIN
 
     def __post_init__(self) -> None:
-        require_choice("model", self.model, ("mlp", "conv"))
-        require_count("width", self.width)
-        require_number("dropout", self.dropout, at_least=0, below=1)
-        require_count("batch_size", self.batch_size)
+        require_hinted(Digits, vars(self))
         images, labels = load_digits(return_X_y=True)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         pixels = torch.as_tensor(images, dtype=torch.float32)[order] / 16
@@ -74,16 +71,11 @@ class Digits(Task):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled epochs, another order for every replica."""
-        per_epoch = _NUM_TRAIN // self.batch_size
+        order = epoch_orders(_NUM_TRAIN, seed, "epoch", replica)
         pixels, labels = self._data
-        order, epoch = torch.empty(0), -1
         for step in itertools.count(start):
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", replica, epoch))
-                order = torch.randperm(_NUM_TRAIN, generator=generator)
-            first = step % per_epoch * self.batch_size
-            chosen = order[first : first + self.batch_size]
+            epoch, place = divmod(step, _NUM_TRAIN // self.batch_size)
+            chosen = order(epoch)[place * self.batch_size :][: self.batch_size]
             yield pixels[chosen], labels[chosen]
 
     def probe_batch(self) -> tuple[Tensor, Tensor]:

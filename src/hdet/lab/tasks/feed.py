@@ -8,14 +8,15 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_choice, require_count, require_number
+from hdet.checks import require_choice, require_count
 from hdet.errors import HdetWarning, warn
+from hdet.lab.limits import CountFromZero, Share, require_hinted
 from hdet.lab.tasks.feed_logs import FORMATS, Windows, read_log
 from hdet.lab.tasks.feed_ranker import Ranker
 from hdet.lab.tasks.feed_world import TARGETS, Events, World
@@ -45,7 +46,7 @@ class Feed(Task):
     """Its shape: ``"hdet"``, ``"movielens"``, ``"kuairand"``, or ``"auto"`` to tell from its first line."""
     batch_size: int = 8
     """Sequences per replica and step."""
-    length: int = 16
+    length: Annotated[int, {"at_least": 2, "remedy": "the first event has no history"}] = 16
     """Events in a sequence."""
     width: int = 24
     """Size of embeddings and of the stream between blocks."""
@@ -57,12 +58,12 @@ class Feed(Task):
     """Rows of the user table; the number of simulated users."""
     num_items: int = 512
     """Rows of the item table; the number of simulated items."""
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """Share of each block's contribution that is dropped in training."""
     steps_per_year: int = 1000
     """Steps in which the simulated year passes; after it the same year begins anew, with other events."""
-    world: int = 0
-    """Which simulated world."""
+    world: CountFromZero = 0
+    """Seed of the simulated world."""
 
     learning_rate = 5e-3
     num_steps = 1000
@@ -76,12 +77,7 @@ class Feed(Task):
         require_choice("format", self.format, ("auto", *FORMATS))
         if self.log is None and self.format != "auto":
             raise ValueError(f"format must be 'auto' without a log, got {self.format!r}: pass log too")
-        for name in ("batch_size", "width", "num_layers", "num_heads", "num_users", "steps_per_year"):
-            require_count(name, getattr(self, name))
-        require_count("length", self.length, at_least=2, remedy="the first event has no history")
-        require_count("num_items", self.num_items)
-        require_count("world", self.world, at_least=0)
-        require_number("dropout", self.dropout, at_least=0, below=1)
+        require_hinted(Feed, vars(self))
         if self.width % self.num_heads:
             raise ValueError(
                 f"width must be a multiple of num_heads, got {self.width} with {self.num_heads} heads: "
@@ -113,7 +109,7 @@ class Feed(Task):
         return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
 
     def build_model(self, seed: int) -> Ranker:
-        """A new ranker."""
+        """Build a new ranker."""
         with torch.random.fork_rng(devices=[]):  # torch's modules draw from the caller's generator
             torch.default_generator.manual_seed(derived_seed(seed, "feed model"))
             sizes = ("num_users", "num_items", "length", "width", "num_layers", "num_heads", "dropout")
@@ -168,16 +164,16 @@ class Feed(Task):
 
 
 def _spread(windows: Tensor, count: int) -> Tensor:
-    """At most ``count`` of them, evenly spread."""
+    """Take at most ``count`` of them, evenly spread."""
     if len(windows) <= count:
         return windows
     return windows[torch.arange(count) * len(windows) // count]
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Chance that a positive scores above a negative, a tie counting one half; NaN with one class only.
+    """Compute the chance that a positive scores above a negative; NaN with one class only.
 
-    Exact, from the ranks (Mann-Whitney).
+    A tie counts one half. It is exact, from the ranks (Mann-Whitney).
 
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1]))
     0.875
@@ -195,7 +191,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def normalized_entropy(loss: float, rate: float) -> float:
-    """Cross-entropy over that of predicting the base rate always; NaN where the rate is zero or one.
+    """Divide cross-entropy by that of predicting the base rate always; NaN where the rate is zero or one.
 
     >>> normalized_entropy(math.log(2) / 2, 0.5)
     0.5
@@ -206,7 +202,7 @@ def normalized_entropy(loss: float, rate: float) -> float:
 
 
 def summary(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Loss, AUC and NE of each target and their means, from two (num_events, 3) matrices.
+    """Compute loss, AUC and NE of each target and their means, from two (num_events, 3) matrices.
 
     The means of AUC and NE are over the targets that have both classes.
     """

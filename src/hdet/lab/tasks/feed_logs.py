@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from hdet.checks import require_choice
 from hdet.errors import HdetWarning, warn
 from hdet.lab.tasks.feed_world import Events
-from hdet.method.fan_out import derived_seed
+from hdet.lab.tasks.task import epoch_orders
 
 MAX_BAD_SHARE = 0.2
 NUM_SHOWN = 5
@@ -46,42 +47,32 @@ class Log:
     """Number of different items."""
 
 
-@dataclass(frozen=True)
-class Format:
-    """A shape of log: the columns that are read, and how a row's fields in that order become an event."""
-
-    columns: tuple[str, ...]
-    parse: Callable[[list[str]], Row]
-
-
-def _parse_hdet(fields: list[str]) -> Row:
-    user, item, time, contribution, like, dwell = fields
-    return user, item, _time(time), (_action(contribution), _action(like), _action(dwell))
-
-
-def _parse_movielens(fields: list[str]) -> Row:
-    user, item, text, time = fields
-    rating = _number(text, "rating")
-    if not 0 < rating <= 5:
-        raise ValueError(f"rating {text!r} is not in (0, 5]")
-    return user, item, _time(time), (rating >= 5, rating >= 4, rating >= 3)
-
-
-def _parse_kuairand(fields: list[str]) -> Row:
-    user, item, time_ms, *flags = fields
-    like, follow, comment, forward, long_view = map(_action, flags)
-    return user, item, _time(time_ms) / 1000, (comment or forward or follow, like, long_view)
-
-
 FORMATS = {
-    "hdet": Format(("user", "item", "time", "contribution", "like", "dwell"), _parse_hdet),
-    "movielens": Format(("userId", "movieId", "rating", "timestamp"), _parse_movielens),
-    "kuairand": Format(
-        ("user_id", "video_id", "time_ms", "is_like", "is_follow", "is_comment", "is_forward", "long_view"),
-        _parse_kuairand,
+    "hdet": ("user", "item", "time", "contribution", "like", "dwell"),
+    "movielens": ("userId", "movieId", "rating", "timestamp"),
+    "kuairand": (
+        *("user_id", "video_id", "time_ms"),
+        *("is_like", "is_follow", "is_comment", "is_forward", "long_view"),
     ),
 }
-"""Known shapes by name; other columns may stand between these, in any order."""
+"""Columns of the known shapes. Other columns may stand between these, in any order."""
+
+
+def _actions(format: str, fields: list[str]) -> tuple[bool, bool, bool]:
+    """Read whether the user contributed, liked, dwelt long."""
+    if format == "movielens":
+        rating = _number(fields[0], "rating")
+        if not 0 < rating <= 5:
+            raise ValueError(f"rating {fields[0]!r} is not in (0, 5]")
+        return rating >= 5, rating >= 4, rating >= 3
+    if bad := [text for text in fields if text not in ("0", "1", "0.0", "1.0")]:
+        raise ValueError(f"action {bad[0]!r} is not 0 or 1")
+    flags = [text in ("1", "1.0") for text in fields]
+    if format == "kuairand":
+        like, follow, comment, forward, long_view = flags
+        flags = [comment or forward or follow, like, long_view]
+    contribution, like, dwell = flags
+    return contribution, like, dwell
 
 
 def read_log(path: str | Path, format: str = "auto") -> Log:
@@ -134,14 +125,16 @@ def _rows(path: Path, format: str) -> Iterator[tuple[int, Row | str]]:
         first = file.readline()
         delimiter = "\t" if "\t" in first else ","
         header = [name.strip(' "\r\n') for name in first.split(delimiter)]
-        known = {column for kind in FORMATS.values() for column in kind.columns}
+        known = {column for columns in FORMATS.values() for column in columns}
         is_u_data = format in ("auto", "movielens") and delimiter == "\t" and len(header) == 4
         is_u_data = is_u_data and not known & set(header)
         if is_u_data:  # a file without a header
-            header = list(FORMATS["movielens"].columns)
+            header = list(FORMATS["movielens"])
             file.seek(0)
-        kind = _format_of(path, format, header)
-        places = [header.index(column) for column in kind.columns]
+        format = _format_of(path, format, header)
+        user, item, *others = FORMATS[format]
+        others.sort(key=lambda column: not column.startswith("time"))  # the time comes first
+        places = [header.index(column) for column in (user, item, *others)]
         # Each line on its own: a quote that is never closed then spoils one row, not all that follow.
         for number, line in enumerate(file, start=1 if is_u_data else 2):
             if not line.strip():
@@ -150,28 +143,32 @@ def _rows(path: Path, format: str) -> Iterator[tuple[int, Row | str]]:
                 fields = next(csv.reader((line,), delimiter=delimiter, strict=True), [])
                 if len(fields) != len(header):
                     raise ValueError(f"{len(fields)} fields instead of {len(header)}")
-                row = kind.parse([fields[place].strip() for place in places])
-                if not (row[0] and row[1]):
+                user, item, text, *rest = (fields[place].strip() for place in places)
+                time = _number(text, "time") / (1000 if format == "kuairand" else 1)
+                if time < 0:
+                    raise ValueError(f"time {text!r} is negative")
+                actions = _actions(format, rest)
+                if not (user and item):
                     raise ValueError("empty user or item")
-                yield number, row
+                yield number, (user, item, time, actions)
             except (ValueError, csv.Error) as error:
                 yield number, str(error)
 
 
-def _format_of(path: Path, name: str, header: list[str]) -> Format:
+def _format_of(path: Path, name: str, header: list[str]) -> str:
     missing = {
-        key: [column for column in kind.columns if column not in header]
-        for key, kind in FORMATS.items()
+        key: [column for column in columns if column not in header]
+        for key, columns in FORMATS.items()
         if name in ("auto", key)
     }
-    nearest = min(missing, key=lambda key: len(missing[key]) / len(FORMATS[key].columns))
+    nearest = min(missing, key=lambda key: len(missing[key]) / len(FORMATS[key]))
     if missing[nearest]:
-        known = "; ".join(f"{key}: {','.join(kind.columns)}" for key, kind in FORMATS.items())
+        known = "; ".join(f"{key}: {','.join(columns)}" for key, columns in FORMATS.items())
         raise ValueError(
             f"log {str(path)!r} must have the columns of a known format, got {','.join(header)!r}: "
             f"{', '.join(missing[nearest])} missing for {nearest}. Known formats: {known}"
         )
-    return FORMATS[nearest]
+    return nearest
 
 
 def _report(path: Path, num_rows: int, bad: list[tuple[int, str]]) -> None:
@@ -196,19 +193,6 @@ def _number(text: str, what: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{what} {text!r} is not finite")
     return value
-
-
-def _time(text: str) -> float:
-    value = _number(text, "time")
-    if value < 0:
-        raise ValueError(f"time {text!r} is negative")
-    return value
-
-
-def _action(text: str) -> bool:
-    if text not in ("0", "1", "0.0", "1.0"):
-        raise ValueError(f"action {text!r} is not 0 or 1")
-    return text in ("1", "1.0")
 
 
 class Windows:
@@ -253,7 +237,9 @@ class Windows:
         self._starts = torch.from_numpy(starts)
         self._counts = torch.from_numpy(np.diff(starts, append=num_events))
         parts = torch.from_numpy(part[starts].astype(np.int64))
-        self.training, self.probe, self.evaluation = (torch.nonzero(parts == k).squeeze(1) for k in range(3))
+        self.training = torch.nonzero(parts == 0).squeeze(1)
+        self.probe = torch.nonzero(parts == 1).squeeze(1)
+        self.evaluation = torch.nonzero(parts == 2).squeeze(1)
 
     def events(self, windows: Tensor) -> Events:
         """The windows of these numbers, padded."""
@@ -271,21 +257,11 @@ class Windows:
     def shuffled(self, batch_size: int, *, seed: int, replica: int, start: int) -> Iterator[Events]:
         """Batches of training windows without end: epoch after epoch, each in an order of its own."""
         count = len(self.training)
-        orders: dict[int, Tensor] = {}
-        step = start
-        while True:
-            places = torch.arange(step * batch_size, (step + 1) * batch_size)
-            epochs = range(int(places[0]) // count, int(places[-1]) // count + 1)
-            orders = {
-                epoch: orders[epoch] if epoch in orders else self._order(seed, replica, epoch)
-                for epoch in epochs
-            }
-            yield self.events(torch.cat([orders[e][places[places // count == e] % count] for e in epochs]))
-            step += 1
-
-    def _order(self, seed: int, replica: int, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derived_seed(seed, "feed epoch", replica, epoch))
-        return self.training[torch.randperm(len(self.training), generator=generator)]
+        order = epoch_orders(count, seed, "feed epoch", replica)
+        for step in itertools.count(start):
+            places = range(step * batch_size, (step + 1) * batch_size)
+            chosen = torch.stack([order(place // count)[place % count] for place in places])
+            yield self.events(self.training[chosen])
 
 
 def _places(begins: np.ndarray) -> np.ndarray:

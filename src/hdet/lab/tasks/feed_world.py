@@ -11,7 +11,7 @@ from torch import Tensor
 from hdet.method.fan_out import derived_seed
 
 TARGETS = ("contribution", "like", "dwell")
-"""What the ranker predicts, in the order of the last dim of ``actions``."""
+"""Names of what the ranker predicts, in the order of the last dim of ``actions``."""
 
 BASE_RATES = (0.05, 0.12, 0.35)
 """Mean rates of contribution, like and long dwell over the year."""
@@ -70,7 +70,7 @@ class World:
         def normal(*shape: int, std: float) -> Tensor:
             return std * torch.randn(*shape, generator=generator)
 
-        self._num_users, self._num_items = num_users, num_items
+        self._num_users = num_users
         self._tastes = normal(2, num_users, NUM_TOPICS, std=1.0)
         self._speeds = (math.pi / 2) * torch.rand(num_users, 1, generator=generator)
         self._user_leanings = normal(num_users, 3, std=0.5)
@@ -113,7 +113,7 @@ class World:
     def _draw(
         self, num_sequences: int, length: int, times: Tensor, generator: torch.Generator
     ) -> tuple[Events, Tensor]:
-        """Sequences without actions, and the log-odds of these."""
+        """Draw sequences without actions, and the log-odds of these."""
         shape = (num_sequences, length)
         users = torch.randint(self._num_users, (num_sequences,), generator=generator)
         taste = self.taste(users, times)
@@ -145,7 +145,7 @@ class World:
         return events, logits
 
     def _calibrated(self, generator: torch.Generator) -> Tensor:
-        """Offsets that give the base rates on a sample of the year, by bisection."""
+        """Find offsets that give the base rates on a sample of the year, by bisection."""
         times = torch.rand(1024, generator=generator)
         _, logits = self._draw(1024, 16, times, generator)
         logits = (logits + 0.5 * torch.randn(1024, 16, 1, generator=generator)).flatten(0, 1).double()

@@ -6,11 +6,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from hdet.checks import require_count, require_number
+from hdet.lab.limits import NotNegative, require_hinted
 from hdet.lab.tasks.task import Task, batch_generator
 
 
@@ -35,20 +36,16 @@ class Quadratic(Task):
     """
 
     size: int = 100
-    condition: float = 100.0
+    condition: Annotated[float, {"at_least": 1}] = 100.0
     start: float = 5.0
-    noise: float = 1.0
+    noise: NotNegative = 1.0
     batch_size: int = 4
 
     learning_rate = 0.3
     num_steps = 500
 
     def __post_init__(self) -> None:
-        require_count("size", self.size)
-        require_number("condition", self.condition, at_least=1)
-        require_number("start", self.start)
-        require_number("noise", self.noise, at_least=0)
-        require_count("batch_size", self.batch_size)
+        require_hinted(Quadratic, vars(self))
 
     @property
     def curvatures(self) -> Tensor:

@@ -11,8 +11,9 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,9 +62,9 @@ class Task(abc.ABC):
     batch_size: int = 0
     """Examples per replica and step, 0 if that has no meaning."""
     can_vectorize: bool = True
-    """Whether all virtual replicas can run at once (``torch.func.vmap``); False runs them one by one."""
+    """All virtual replicas run at once (``torch.func.vmap``); False runs them one by one."""
     loss_unit: str = "loss"
-    """What the loss is, for axes and tables."""
+    """Names the loss, for axes and tables."""
 
     @abc.abstractmethod
     def build_model(self, seed: int) -> nn.Module:
@@ -142,13 +143,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Take the arithmetic mean; NaN of nothing."""
     numbers = list(values)
     return fmean(numbers) if numbers else math.nan
 
 
 def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
-    """A private generator for one batch: streams can begin at any step, and no two are alike.
+    """Make a private generator for one batch: streams can begin at any step, and no two are alike.
 
     >>> a, b = (torch.rand(1, generator=batch_generator(0, 1, 7)) for _ in range(2))
     >>> torch.equal(a, b)
@@ -157,8 +158,19 @@ def batch_generator(seed: int, replica: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(derived_seed(seed, "batch", replica, step))
 
 
+def epoch_orders(size: int, seed: int, stream: str, replica: int) -> Callable[[int], Tensor]:
+    """Make a function that gives the order of a set's examples in an epoch, another one for every replica."""
+
+    @lru_cache(maxsize=2)  # a batch may end one epoch and begin the next
+    def order(epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derived_seed(seed, stream, replica, epoch))
+        return torch.randperm(size, generator=generator)
+
+    return order
+
+
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
+    """Load the task of this name: a built-in one, ``path/to/file.py:MyTask`` or ``package.module:MyTask``."""
     target = BUILT_IN_TASKS.get(name, name)
     if ":" not in target:
         raise ValueError(
@@ -219,7 +231,7 @@ def _construct(kind: type[Task], name: str, options: dict[str, Any]) -> Task:
 
 
 def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, Any]:
-    """Options of the command line, ``name=value``; values are JSON where they can be.
+    """Read options of the command line, ``name=value``; values are JSON where they can be.
 
     Args:
         texts: what was given.

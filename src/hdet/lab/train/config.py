@@ -8,19 +8,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-from hdet.checks import require_choice, require_count, require_flag, require_number
+from hdet.checks import require_choice, require_number
+from hdet.lab.limits import CountFromZero, NotNegative, Positive, Share, require_hinted
 from hdet.method.recipe import Recipe
 from hdet.search.decisions import LEAST_STEPS
 
 _CHOSEN: Any = None
 """A default that depends on the controller; see :meth:`RunConfig.__post_init__`."""
 
-_Positive = Annotated[float, {"above": 0}]
-_NotNegative = Annotated[float, {"at_least": 0}]
-_Share = Annotated[float, {"at_least": 0, "below": 1}]
-_CountFromZero = Annotated[int, {"at_least": 0}]
 
 _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 """Settings that may change when a run goes on."""
@@ -47,7 +44,7 @@ class RunConfig:
     """feed, charlm, digits, quadratic, or path/to/file.py:MyTask."""
     task_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the task."""
-    lr: _Positive
+    lr: Positive
     """Your guess of the learning rate (default: the task's).
 
     It is the peak of the plan."""
@@ -59,20 +56,20 @@ class RunConfig:
     """All replicas in this process, or one process each."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """adamw, adam or sgd."""
-    weight_decay: _NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay."""
-    momentum: _Share = 0.9
+    momentum: Share = 0.9
     """Momentum of sgd."""
     anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
     """Fall after the warm-up: linear, cosine or none."""
     anneal_to: Annotated[float, {"at_least": 0, "at_most": 1}] = _CHOSEN
     """Share of the peak at which the anneal ends (default: 0.15 with a tail, else 0)."""
-    average_tail: _Share = _CHOSEN
+    average_tail: Share = _CHOSEN
     """Average the weights over this share of the steps, the last ones (default: 0.075 with the guard, else
     0)."""
-    warmup: _Share = _CHOSEN
+    warmup: Share = _CHOSEN
     """Share of the steps in which the LR rises (default: 0.4 with guard, else 0.1)."""
-    spread: _Share = _CHOSEN
+    spread: Share = _CHOSEN
     """How far the replicas' LRs reach to both sides of the plan (default: 1/9 with a controller that compares
     replicas, else 0)."""
     per_group: bool = False
@@ -92,20 +89,20 @@ class RunConfig:
     controller: Literal["guard", "log", "paper", "none"] = "guard"
     """guard: if the run collapses, go back and lower the LR. log: move the LR by comparing replicas. paper:
     the same by eq. 7. none: follow the plan."""
-    controller_start: _CountFromZero = _CHOSEN
+    controller_start: CountFromZero = _CHOSEN
     """Step from which the controller acts (default: after the warm-up with paper, which then holds the LR,
     else 0)."""
     temperature: float | None = None
     """Temperature of the paper's controller (default: how far losses differ)."""
     probe: bool = True
     """Compare replicas on one held-out batch, not on their training losses."""
-    noise_scale: _NotNegative = 0.0
+    noise_scale: NotNegative = 0.0
     """Noise on each replica's first weights.
 
     A share of the weights' size; see :func:`hdet.warm_start`."""
-    seed: _CountFromZero = 0
+    seed: CountFromZero = 0
     """Seed of weights, batches and assignments."""
-    evaluate_every: _CountFromZero = 0
+    evaluate_every: CountFromZero = 0
     """Steps between evaluations. 0 gives about 20 evaluations.
 
     Rounded up to whole rounds. With as many as there are steps, there is one at the end only."""
@@ -113,19 +110,9 @@ class RunConfig:
     """Name in the report (default: the folder's name)."""
 
     def __post_init__(self) -> None:
-        for name, hint in _HINTS.items():
-            value = getattr(self, name)
-            kind, limits = get_args(hint) if get_origin(hint) is Annotated else (hint, {})
-            if value is None and getattr(RunConfig, name, ...) is None:
-                continue  # it is chosen below
-            if get_origin(kind) is Literal:
-                require_choice(name, value, get_args(kind))
-            elif kind is bool:
-                require_flag(name, value)
-            elif kind is int:
-                require_count(name, value, **limits)
-            elif kind is float:
-                require_number(name, value, **limits)
+        chosen = {f.name for f in dataclasses.fields(self) if f.default is None}
+        given = {name: value for name, value in vars(self).items() if value is not None or name not in chosen}
+        require_hinted(RunConfig, given)
         is_guarded, compares = self.controller == "guard", self.controller in ("log", "paper")
         self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
         self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
@@ -135,6 +122,7 @@ class RunConfig:
         self._choose("find", self.steps >= LEAST_STEPS)
         rises_until = math.ceil(self.warmup * self.steps)
         self._choose("controller_start", rises_until if self.controller == "paper" else 0)
+
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
         for name, spread in self.explore.items():
@@ -164,7 +152,7 @@ class RunConfig:
 
     @property
     def evaluation_interval(self) -> int:
-        """Steps between evaluations: whole rounds, because averaging within one changes the run."""
+        """Count the steps between evaluations: whole rounds, because averaging within one changes the run."""
         if self.evaluate_every:
             return self.sync_every * -(-self.evaluate_every // self.sync_every)
         rounds = max(1, self.steps // (20 * self.sync_every))
@@ -172,7 +160,7 @@ class RunConfig:
 
     @property
     def slug(self) -> str:
-        """A folder name for this run."""
+        """Make a folder name for this run."""
         task = re.sub(r"[^A-Za-z0-9]+", "-", self.task.rpartition(":")[2] or self.task).strip("-").lower()
         return f"{task}-lr{self.lr:g}-seed{self.seed}"
 
@@ -191,14 +179,11 @@ class RunConfig:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Give plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunConfig:
-        """The settings of a folder; keys that this version does not know are left out."""
+        """Read the settings of a folder; keys that this version does not know are left out."""
         known = {f.name for f in dataclasses.fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in known})
-
-
-_HINTS = get_type_hints(RunConfig, include_extras=True)

@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with the run."""
+        """Give the command that goes on with the run."""
         return f"hdet resume {shlex.quote(str(self.path))}"
 
     @property

@@ -57,7 +57,7 @@ class Result:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; numbers that are not finite become None."""
+        """Give plain values; numbers that are not finite become None."""
         return _plain(dataclasses.asdict(self))
 
 
@@ -114,11 +114,11 @@ def run(
 
 
 _VALUES = ("settings", "seconds", "generators", "first_loss")
-"""What a checkpoint holds beside the trainer."""
+"""Names of what a checkpoint holds beside the trainer."""
 
 
 def _checkpoint(config: RunConfig, folder: RunFolder, on_note: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint to go on from; raises if it is of another run."""
+    """Open the checkpoint to go on from; raises if it is of another run."""
     checkpoint = folder.open_checkpoint()
     if missing := sorted({"trainer", *_VALUES} - {*checkpoint.states, *checkpoint.values}):
         raise CheckpointError(
@@ -141,7 +141,7 @@ def _checkpoint(config: RunConfig, folder: RunFolder, on_note: Callable[[str], N
 
 @contextmanager
 def _own_randomness(config: RunConfig) -> Iterator[None]:
-    """Within the block torch's generators follow from the seed, others on each rank, so dropout repeats."""
+    """Let torch's generators follow from the seed, others on each rank, so dropout repeats."""
     before = generator_states()
     rank = int(os.environ.get("RANK", "0")) if config.engine == "torchrun" else 0
     torch.manual_seed(derived_seed(config.seed, "training", rank))
@@ -168,7 +168,6 @@ class _Run:
         self._losses: list[torch.Tensor] = []
         self._train_loss = math.nan
         self._metrics: dict[str, float] = {}
-        self._evaluated_at = -1
 
     def train(
         self, on_progress: Callable[[int, float, float], None], should_stop: Callable[[], bool]
@@ -183,34 +182,31 @@ class _Run:
                 is_end = step >= config.steps
                 if step % _LOOK_EVERY == 0 or is_end:
                     self._take_losses()
-                    on_progress(step, self._train_loss, self._lr())
+                    base = [float(value) for name, value in engine.base.items() if is_learning_rate(name)]
+                    on_progress(step, self._train_loss, max(base))
                 is_stop = not is_end and self._may_stop(step) and trainer.any_process(should_stop())
                 if is_stop or is_end or step % config.evaluation_interval == 0:
                     self._evaluate()
                     self._save()
                 if is_stop:
                     return self._finish("stopped", "asked to stop")
-            if self._evaluated_at != engine.num_steps:  # resumed at the very end
+            if not self._metrics:  # resumed at the very end
                 self._evaluate()
-            on_progress(engine.num_steps, self._train_loss, self._lr())
-            if not math.isfinite(self._metrics["loss"]):
-                return self._finish("failed", "the held-out loss is not finite: lower --lr")
-            first, last = self.first_loss, self._metrics["loss"]
-            if last - first > _DIVERGED * abs(first):
-                reason = f"the held-out loss was {first:.4g} at first and is {last:.4g} now: lower --lr"
-                return self._finish("diverged", reason)
-            return self._finish("finished")
         except AllReplicasFailedError as error:
             return self._finish("failed", str(error))
+        first, last = self.first_loss, self._metrics["loss"]
+        if not math.isfinite(last):
+            return self._finish("failed", "the held-out loss is not finite: lower --lr")
+        if last - first > _DIVERGED * abs(first):
+            reason = f"the held-out loss was {first:.4g} at first and is {last:.4g} now: lower --lr"
+            return self._finish("diverged", reason)
+        return self._finish("finished")
 
     def _may_stop(self, step: int) -> bool:
         """Tell whether a run can be saved here without changing it: averaging within a round would."""
         config = self.config
         differ = config.spread or config.explore or config.noise_scale or config.gradients == "local"
         return step % (config.sync_every if differ else _LOOK_EVERY) == 0
-
-    def _lr(self) -> float:
-        return max(float(v) for k, v in self.trainer.engine.base.items() if is_learning_rate(k))
 
     def _take_losses(self) -> None:
         if self._losses:
@@ -227,15 +223,13 @@ class _Run:
             self.trainer.converge()
         with self.trainer.engine.base_values():
             self._metrics = evaluate(self.task, self.trainer.model, self.device)
-        self._evaluated_at = step
         if step == 0:
             self.first_loss = self._metrics["loss"]
         if self.trainer.is_main:
-            train_loss = self._train_loss if math.isfinite(self._train_loss) else None
-            metrics = _plain(self._metrics)
-            line = {"step": step, "train_loss": train_loss, "loss": metrics["loss"], "metrics": metrics}
+            line = {"step": step, "train_loss": self._train_loss, "loss": self._metrics["loss"]}
+            line |= {"metrics": self._metrics, "seconds": self._seconds()}
             with self.folder.evaluations.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {"seconds": self._seconds()}) + "\n")
+                file.write(json.dumps(_plain(line)) + "\n")
             self.records.write_metrics(step, self._metrics)
 
     def _save(self) -> None:
@@ -253,14 +247,13 @@ class _Run:
             )
 
     def _finish(self, status: Status, reason: str = "") -> Result:
-        config = self.config
         loss = math.nan if status == "failed" else self._metrics["loss"]
         result = Result(
             status=status,
             final_loss=loss if math.isfinite(loss) else None,
             metrics=_plain(self._metrics),
             found_lr=self._found_lr(),
-            base_lr=config.lr,
+            base_lr=self.config.lr,
             steps=self.trainer.engine.num_steps,
             seconds=self._seconds(),
             run_dir=str(self.folder.path),
@@ -271,7 +264,7 @@ class _Run:
         return result
 
     def _found_lr(self) -> float:
-        """The peaks as the run has corrected them; the largest base where a controller holds its own."""
+        """Give the peaks as the run has corrected them; the largest base where a controller holds its own."""
         if self.config.controller == "paper":
             records = read_records(self.folder.records) if self.folder.records.exists() else []
             traces = [trace for record in records for trace in record.base_trace.items()]
@@ -282,7 +275,7 @@ class _Run:
 
 @torch.no_grad()
 def evaluate(task: Task, model: nn.Module, device: str = "cpu") -> dict[str, float]:
-    """The task's metrics on its evaluation batches, in evaluation mode."""
+    """Compute the task's metrics on its evaluation batches, in evaluation mode."""
     with evaluation_mode(model):
         metrics = task.metrics(model, [to_device(device, batch) for batch in task.evaluation_batches()])
     if "loss" not in metrics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
 
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""What a container may use, where it is limited."""
+"""Holds the bytes that a container may use, where it is limited."""
 
 
 class Trainer:
@@ -45,19 +46,14 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        task: Task,
-        config: RunConfig,
-        records: RecordSink | None,
-        device: str,
-        *,
-        searches: bool = False,
+        self, task: Task, config: RunConfig, records: RecordSink | None, device: str, searches: bool = False
     ) -> None:
-        self._task, self._config, self._device = task, config, torch.device(device)
+        self._task = task
+        self._config = config
+        self._device = torch.device(device)
         self._is_virtual = config.engine == "virtual"
-        rank = 0 if self._is_virtual else dist.get_rank()
-        self.is_main = rank == 0
-        self._replicas = range(config.replicas) if self._is_virtual else [rank]
+        self._replicas = range(config.replicas) if self._is_virtual else [dist.get_rank()]
+        self.is_main = self._replicas[0] == 0
         self.model = task.build_model(config.seed).to(self._device)
         if self._is_virtual:
             require_memory(config, self.model, memory_of(self._device))
@@ -68,9 +64,8 @@ class Trainer:
         if searches:
             streams = self._open_streams(0)  # of its own, so that the run is the same as without a search
             batches = (join(self._batches(streams)) for _ in itertools.count())
-            self.found = hdet.find_lr(
-                trained, optimizer, batches, task.loss, total_steps=config.steps, probe=probe
-            )
+            steps = config.steps
+            self.found = hdet.find_lr(trained, optimizer, batches, task.loss, total_steps=steps, probe=probe)
         settings = _settings(config, optimizer, self.model, self.found)
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
@@ -91,7 +86,8 @@ class Trainer:
             if config.noise_scale:
                 hdet.warm_start(trained, config.noise_scale, seed=config.seed)
             settings["probe"] = (lambda: task.loss(self.model, probe)) if config.probe else None
-            self._ensemble = _RankEnsemble(trained, optimizer, task.loss, settings)
+            engine = Ensemble(optimizer, model=trained, **settings)
+            self._ensemble = _RankEnsemble(trained, optimizer, task.loss, engine)
         self.engine = self._ensemble.engine
         self._streams = self._open_streams(self.engine.num_steps)
 
@@ -107,7 +103,7 @@ class Trainer:
             raise ValueError(message) from None
 
     def step(self) -> Tensor:
-        """Train all replicas for one step; the losses seen by this process."""
+        """Train all replicas for one step, and give the losses seen by this process."""
         return self._ensemble.step(self._batches(self._streams))
 
     def converge(self) -> None:
@@ -132,27 +128,25 @@ class Trainer:
         self._streams = self._open_streams(self.engine.num_steps)
 
 
+@dataclass(frozen=True)
 class _RankEnsemble:
     """One replica under DDP, with the methods of :class:`hdet.VirtualEnsemble`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
-        settings: dict[str, Any],
-    ) -> None:
-        self._model, self._optimizer, self._loss = model, optimizer, loss
-        self.engine = Ensemble(optimizer, model=model, **settings)
-        self.converge = self.engine.converge
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[nn.Module, Any], Tensor]
+    engine: Ensemble
 
     def step(self, batches: Sequence[Any]) -> Tensor:
-        loss = self._loss(self._model, batches[0])
-        self._optimizer.zero_grad()
+        loss = self.loss(self.model, batches[0])
+        self.optimizer.zero_grad()
         loss.backward()
-        self._optimizer.step()
+        self.optimizer.step()
         self.engine.step(loss)
         return loss.detach().reshape(1)
+
+    def converge(self) -> None:
+        self.engine.converge()
 
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts().items()}
@@ -163,7 +157,7 @@ class _RankEnsemble:
             part.load_state_dict(state[name])
 
     def _parts(self) -> dict[str, Any]:
-        return {"model": self._model.module, "optimizer": self._optimizer, "engine": self.engine}
+        return {"model": self.model.module, "optimizer": self.optimizer, "engine": self.engine}
 
 
 def to_device(device: str | torch.device, batch: Any) -> Any:
@@ -198,11 +192,12 @@ def _settings(
     settings["explore"] = explore
     if config.controller == "none":
         settings["controller"] = None
-    elif config.controller == "log":
-        settings["controller"] = hdet.Controller(form="log", start=config.controller_start)
-    elif config.controller == "paper":
+    elif config.controller != "guard":
         paper = {"decay": "floor", "temperature": config.temperature or "auto"}
-        settings["controller"] = hdet.Controller(form="paper", start=config.controller_start, **paper)
+        of_form = paper if config.controller == "paper" else {}
+        settings["controller"] = hdet.Controller(
+            form=config.controller, start=config.controller_start, **of_form
+        )
     return settings
 
 
@@ -210,13 +205,10 @@ def memory_of(device: torch.device) -> int | None:
     """Tell the bytes that a device has; None where nobody can."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if device.type != "cpu":
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
         return None
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
-    except (AttributeError, OSError, ValueError):
-        return None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
     return memory if limit == "max" else min(memory, int(limit))
 
 

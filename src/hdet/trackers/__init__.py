@@ -1,1 +1,0 @@
-"""Sinks that show a run to people: one file per library, imported only when used."""
