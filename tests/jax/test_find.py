@@ -188,7 +188,7 @@ def test_where_there_is_nothing_to_see_the_learning_rate_stays(caplog):
         ({"batches": []}, ValueError, "batches must have at least one batch"),
         ({"batches": iter(batches(count=1))}, ValueError, "batches must .* be able to start over"),
         ({"tx": optax.adam}, TypeError, r"tx must be an optax.GradientTransformation, got .*inject_hyper"),
-        ({"tx": optax.adam(1e-3)}, ValueError, r"tx must hold its learning rate .*inject_hyperparams\("),
+        ({"tx": optax.adam(1e-3)}, ValueError, r"tx must hold its learning_rate .*inject_hyperparams\("),
         ({"tx": tx_of(lr=0.0)}, ValueError, "learning_rate must be above 0, got 0"),
         ({"tx": tx_of(lr=-1.0)}, ValueError, "learning_rate must be a number of at least 0"),
         (

@@ -59,8 +59,8 @@ def test_the_snippet_of_the_method():
     assert record.values["lr"] != sorted(record.values["lr"])  # a permutation of this round
     assert 0 < record.base["lr"] != 1e-2  # the controller has moved it
     assert opt_state.count.tolist() == [200] * 8
-    batch = np.random.default_rng(0).normal(size=(64, 4))
-    assert names["loss_fn"](names["params"], batch) < 0.8 * names["loss_fn"](jnp.zeros(4), batch)
+    # The best linear fit of sin(x1 + ... + x4) to normal x has the weights exp(-2).
+    np.testing.assert_allclose(names["params"], np.exp(-2), atol=0.05)
 
 
 @pytest.mark.timeout(300)

@@ -190,7 +190,7 @@ def test_half_precision_is_averaged_in_single():
         (
             lambda: hdet.jax.auto_lr(optax.sgd(0.1), total_steps=9).init(params()),
             ValueError,
-            "tx must hold its learning rate in its state",
+            "tx must hold its learning_rate in its state",
         ),
         (
             lambda: hdet.jax.auto_lr(
