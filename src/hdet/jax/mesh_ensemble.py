@@ -65,7 +65,7 @@ class Ensemble:
     """The plan of the learning rate, a function of the steps so far. Its value multiplies the learning rate
     that the optimizer was built with. None for a constant."""
     controller: rules.Controller | None = None
-    """What moves the shared values: ``hdet.Controller(form="paper", ...)``, or None to follow the plan."""
+    """Moves the shared values: ``hdet.Controller(form="paper", ...)``, or None to follow the plan."""
     gradients: Literal["shared", "local"] = "shared"
     """``"shared"`` where you average gradients over the axis, as in the paper. With ``"local"`` ones
     :meth:`converge` averages what the optimizer keeps too."""

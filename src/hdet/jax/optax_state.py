@@ -28,9 +28,9 @@ class AutoLRState(NamedTuple):
     tail_mean: Any
     """The mean of the weights of the tail so far, in float32 where the weights have fewer bits."""
     num_taken: jax.Array
-    """How many steps the mean is of."""
+    """Number of steps in the mean."""
     inner_state: Any
-    """What the optimizer keeps, with the learning rate of the last step."""
+    """State of the optimizer, with the learning rate of the last step."""
 
 
 class EnsembleState(NamedTuple):
@@ -42,7 +42,7 @@ class EnsembleState(NamedTuple):
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     """Steps so far."""
     planned: jax.Array
-    """What the optimizer was built with."""
+    """The values that the optimizer was built with."""
     held: jax.Array
     """The base that the controller holds; zero while the plan decides."""
     velocity: jax.Array
@@ -54,7 +54,7 @@ class EnsembleState(NamedTuple):
     reports: jax.Array
     """One row for each replica, as it was at the last converge: its losses, and if its weights are finite."""
     inner_state: Any
-    """What the optimizer keeps, with the values of the last step."""
+    """State of the optimizer, with the values of the last step."""
 
 
 _OWNERS = {AutoLRState: "hdet.jax.auto_lr", EnsembleState: "hdet.jax.Ensemble"}
