@@ -100,12 +100,12 @@ def test_eight_devices_find_what_one_finds():
 
 
 def test_each_device_holds_one_trial():
-    from hdet.jax.places import Places
+    from hdet.jax.trial_mesh import TrialMesh
 
     weights = replicated(jax.make_mesh((8,), ("data",)))
-    places = Places(weights)
-    rows = places.repeat(places.put(weights), 8)
-    assert places.count == 8
+    mesh = TrialMesh(weights)
+    rows = mesh.repeat(mesh.put(weights), 8)
+    assert mesh.count == 8
     for row, weight in zip(jax.tree.leaves(rows), jax.tree.leaves(weights), strict=True):
         assert row.shape == (8, *weight.shape)
         assert {shard.data.shape for shard in row.addressable_shards} == {(1, *weight.shape)}
@@ -167,11 +167,12 @@ def test_float32_is_close_to_float64():
     assert single.lr == pytest.approx(double.lr, rel=0.05)
 
 
-def test_where_there_is_nothing_to_see_the_learning_rate_stays():
+def test_where_there_is_nothing_to_see_the_learning_rate_stays(caplog):
     found = hdet.jax.find_lr(
         lambda w, b: 0 * loss_fn(w, b) + 1, params(), tx_of(), batches(), total_steps=100
     )
     assert found.lr == found.asked
+    assert [record.levelname for record in caplog.records if record.name == "hdet.jax.find"] == ["WARNING"]
     assert "the loss is the same" in found.reason
 
 
@@ -187,7 +188,7 @@ def test_where_there_is_nothing_to_see_the_learning_rate_stays():
         ({"batches": []}, ValueError, "batches must have at least one batch"),
         ({"batches": iter(batches(count=1))}, ValueError, "batches must .* be able to start over"),
         ({"tx": optax.adam}, TypeError, r"tx must be an optax.GradientTransformation, got .*inject_hyper"),
-        ({"tx": optax.adam(1e-3)}, ValueError, r"tx must hold its learning rate .*inject_hyperparams\("),
+        ({"tx": optax.adam(1e-3)}, ValueError, r"tx must hold its learning_rate .*inject_hyperparams\("),
         ({"tx": tx_of(lr=0.0)}, ValueError, "learning_rate must be above 0, got 0"),
         ({"tx": tx_of(lr=-1.0)}, ValueError, "learning_rate must be a number of at least 0"),
         (

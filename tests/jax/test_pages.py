@@ -14,6 +14,7 @@ pytest.importorskip("jax")
 pytest.importorskip("optax")
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tests.jax.problem import batches, loss_fn, params
@@ -35,23 +36,42 @@ def train(weights, tx):
     return weights, state
 
 
+def snippet_of(mark):
+    pattern = rf"<!-- {mark} -->\n```python\n(.*?)```"
+    (snippet,) = re.findall(pattern, (ROOT / "docs/jax.md").read_text(), re.DOTALL)
+    return snippet
+
+
 def test_the_snippet():
-    (snippet,) = re.findall(
-        r"<!-- run with jax -->\n```python\n(.*?)```", (ROOT / "docs/jax.md").read_text(), re.DOTALL
-    )
     start = jax.tree.map(jnp.array, params())
     names = {"loss_fn": loss_fn, "params": start, "batches": batches(), "train": train}
-    exec(snippet, names)
+    exec(snippet_of("run with jax"), names)
     assert names["found"].lr[0] > 1e-3
     before, after = (loss_fn(weights, batches()[0]) for weights in (start, names["params"]))
     assert after < before
 
 
+def test_the_snippet_of_the_method():
+    names = {}
+    exec(snippet_of("run on eight devices"), names)
+    record, opt_state = names["record"], names["opt_state"]
+    assert record.step == 200 and record.num_replicas == 8 and len(record.weights) == 8
+    assert record.values["lr"] != sorted(record.values["lr"])  # a permutation of this round
+    assert 0 < record.base["lr"] != 1e-2  # the controller has moved it
+    assert opt_state.count.tolist() == [200] * 8
+    # The best linear fit of sin(x1 + ... + x4) to normal x has the weights exp(-2).
+    np.testing.assert_allclose(names["params"], np.exp(-2), atol=0.05)
+
+
 @pytest.mark.timeout(300)
-def test_the_example(tmp_path):
+@pytest.mark.parametrize(
+    "name, steps, shown",
+    [("jax_loop", "60", "found: learning rate"), ("jax_mesh", "100", "step 100: learning")],
+)
+def test_the_example(name, steps, shown, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    shown = subprocess.run(
-        [sys.executable, str(ROOT / "examples/jax_loop.py"), "60"],
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / f"examples/{name}.py"), steps],
         cwd=tmp_path,
         env=environment | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -59,5 +79,5 @@ def test_the_example(tmp_path):
         timeout=290,
         check=True,
     ).stdout
-    assert "found: learning rate" in shown
-    assert float(shown.split("held-out loss ")[1]) < 4.5  # 5.5 is that of a model that knows nothing
+    assert shown in printed
+    assert float(printed.split("held-out loss ")[1]) < 4.5  # 5.5 is that of a model that knows nothing

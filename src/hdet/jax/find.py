@@ -9,9 +9,8 @@ from typing import Any
 import jax  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.checks import require_count
-from hdet.jax.auto import AutoLRState
-from hdet.jax.rates import parts_of, require_rates, require_transformation
+from hdet.checks import require_count, require_kind
+from hdet.jax.optax_state import parts_of, require_transformation, require_values
 from hdet.jax.trainee import JaxTrainee, Loss
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR
@@ -63,28 +62,23 @@ def find_lr(
     if trials_at_once is not None:
         require_count("trials_at_once", trials_at_once)
     for name, function in (("loss_fn", loss_fn), ("score_fn", score_fn)):
-        if not callable(function) and not (name == "score_fn" and function is None):
-            raise TypeError(
-                f"{name} must be a function {name}(params, batch), got {function!r} of type "
-                f"{type(function).__name__}"
-            )
+        is_right = callable(function) or (name == "score_fn" and function is None)
+        require_kind(f"{name} must be a function {name}(params, batch)", function, is_right)
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
     if any(isinstance(leaf, tracer) for leaf in jax.tree.leaves(params)):
         raise TypeError("params must be arrays, got tracers: call find_lr outside of jit, grad and vmap")
     tx = require_transformation(tx)
     state = tx.init(params)
-    if parts_of(state, AutoLRState):
-        raise ValueError("tx must be the optimizer alone, got hdet.jax.auto_lr: pass what it was made from")
+    asked = [float(rate) for rate in require_values(state)]
     if parts_of(state, optax.MultiStepsState):
         raise ValueError(
             "tx must make a step of every batch, got optax.MultiSteps: pass what it was made from, and whole "
             "batches"
         )
-    asked = [float(rate) for rate in require_rates(state)]
     require_guess("tx's learning_rate", asked)
     trainee = JaxTrainee(loss_fn, score_fn, params, tx, asked, trials_at_once)
-    put = trainee.places.put
+    put = trainee.mesh.put
     found = Search(trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps).run()
     if jax.process_index() == 0:
-        _log.info("%s", found)
+        _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
     return found

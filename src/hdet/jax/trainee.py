@@ -1,4 +1,4 @@
-"""JaxTrainee: what a search does with JAX. Trials train at the same time, from the same parameters."""
+"""JaxTrainee: trains and scores for a search. Trials run at the same time, from the same parameters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.jax.places import Places, size_of, split
-from hdet.jax.rates import write_rates
+from hdet.checks import require_kind
+from hdet.jax.optax_state import write_values
+from hdet.jax.trial_mesh import TrialMesh, size_of, split
 from hdet.search.decisions import num_parts, trial_shape
 
 Loss = Callable[[Any, Any], jax.Array]
@@ -41,24 +42,27 @@ class JaxTrainee:
         asked: Sequence[float],
         trials_at_once: int | None,
     ) -> None:
-        self.places = places = Places(params)
-        """Where trials are made."""
+        self.mesh = mesh = TrialMesh(params)
+        """The devices that trials are made on."""
         self._loss_fn = _checked("loss_fn", loss_fn)
         score_fn = self._loss_fn if score_fn is None else _checked("score_fn", score_fn)
-        self._tx, self.asked, self._at_once = tx, asked, trials_at_once
-        self._num_bad, self._num_trials = 0, 1
-        self._params = self._kept = places.put(params)
+        self._tx = tx
+        self.asked = asked
+        self._at_once = trials_at_once
+        self._num_bad = 0
+        self._num_trials = 1
+        self._params = self._kept = mesh.put(params)
         self._loss_of = jax.jit(score_fn)
         self._step = jax.jit(self._one_step)
-        self._init_rows = jax.jit(lambda rows: places.spread(jax.vmap(tx.init)(rows)))
+        self._init_rows = jax.jit(lambda rows: mesh.spread(jax.vmap(tx.init)(rows)))
         self._step_rows = jax.jit(self._steps, donate_argnums=(0, 1))
         self._score_rows = jax.jit(
-            lambda rows, batch: places.gather(jax.vmap(score_fn, (0, None))(rows, places.gather(batch)))
+            lambda rows, batch: mesh.gather(jax.vmap(score_fn, (0, None))(rows, mesh.gather(batch)))
         )
 
     def num_trials_at_once(self, batch: Any) -> int:
         """Count one for every example that a device has, up to what a search needs."""
-        count = self.places.count
+        count = self.mesh.count
         self._num_trials = count * num_parts(count, size_of(batch) // count)
         return self._num_trials
 
@@ -98,7 +102,7 @@ class JaxTrainee:
         self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe."""
-        num, count, scores = self._num_trials, self.places.count, list[float]()
+        num, count, scores = self._num_trials, self.mesh.count, list[float]()
         num_rows = min(num, max(1, (self._at_once or num) // count) * count)
         for turn, batches in enumerate(turns):
             here = factors[turn * num :][:num]
@@ -111,7 +115,7 @@ class JaxTrainee:
     ) -> list[float]:
         """Make some trials at the same time, on the parts of the batches from ``first`` on."""
         rates = np.outer(factors, self.asked)
-        rows = self.places.repeat(self._kept, len(rates))
+        rows = self.mesh.repeat(self._kept, len(rates))
         state, health = self._init_rows(rows), (jnp.ones(len(rates), bool), jnp.zeros((), int))
         for step, batch in enumerate(batches):
             now = trial_shape(step, len(batches)) * rates
@@ -132,7 +136,7 @@ class JaxTrainee:
         def row_of(leaf: Any, axis: int | None) -> Any:
             if axis is None:
                 return leaf
-            return self.places.spread(jax.lax.dynamic_slice_in_dim(leaf, first, len(rates)))
+            return self.mesh.spread(jax.lax.dynamic_slice_in_dim(leaf, first, len(rates)))
 
         leaves, structure = jax.tree.flatten(parts)
         parts = structure.unflatten(map(row_of, leaves, structure.flatten_up_to(axes)))
@@ -146,12 +150,12 @@ class JaxTrainee:
         )
         num_bad += jnp.sum(is_alive & ~is_finite & is_bad)
         is_alive &= is_finite | is_bad
-        return self.places.spread(new_rows), self.places.spread(new_state), (is_alive, num_bad)
+        return self.mesh.spread(new_rows), self.mesh.spread(new_state), (is_alive, num_bad)
 
     def _one_step(self, params: Any, state: Any, rates: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
         """Make a step with these learning rates, unless the loss before it is not finite."""
         loss, gradients = jax.value_and_grad(self._loss_fn)(params, batch)
-        updates, new_state = self._tx.update(gradients, write_rates(state, rates), params, value=loss)
+        updates, new_state = self._tx.update(gradients, write_values(state, rates), params, value=loss)
         after = optax.apply_updates(params, updates), new_state
         return *jax.tree.map(partial(jnp.where, jnp.isfinite(loss)), after, (params, state)), loss
 
@@ -161,10 +165,8 @@ def _checked(name: str, function: Loss) -> Loss:
 
     def call(params: Any, batch: Any) -> jax.Array:
         result = jax.eval_shape(function, params, batch)
-        if not isinstance(result, jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"{name} must return the loss alone, got {result}: leave out what it returns beside it"
-            )
+        is_one = isinstance(result, jax.ShapeDtypeStruct)
+        require_kind(f"{name} must return the loss alone", result, is_one, "leave out what is beside it")
         if result.shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
             raise ValueError(
                 f"{name} must return one real number, got {result}: return the mean over the batch"

@@ -1,9 +1,10 @@
-"""Places: where trials are made at the same time, over the devices that hold copies of the parameters."""
+"""TrialMesh: spreads trials over the devices that hold copies of the parameters. Splits batches for them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax  # pyright: ignore[reportMissingImports]
@@ -11,7 +12,7 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[reportMissingImports]
 
 
-class Places:
+class TrialMesh:
     """Knows the axes of a mesh on which every device has whole parameters, so that trials can differ there.
 
     Parameters that lie on one device have no such axis. Those that are sharded over one axis of two have the
@@ -29,7 +30,7 @@ class Places:
         taken = {axis for part in parts for axis in (part if isinstance(part, tuple) else (part,))}
         self._axes = () if mesh is None else tuple(n for n in mesh.axis_names if n not in taken)
         self.count = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in self._axes)
-        """How many copies of the parameters there are."""
+        """The number of copies of the parameters."""
 
     def put(self, tree: Any) -> Any:
         """Keep the same arrays on the same devices. How each step is split is then XLA's to decide.
@@ -48,38 +49,45 @@ class Places:
 
     def repeat(self, params: Any, num_rows: int) -> Any:
         """Repeat the parameters for every trial, as rows that are spread over the devices."""
-
-        def repeat(tree: Any) -> Any:
-            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *jnp.shape(leaf))), tree)
-
-        if self._mesh is None:
-            return jax.jit(repeat)(params)
-
-        def sharding_of(leaf: Any) -> NamedSharding:
-            sharding = _sharding_of(leaf)
-            return self._sharding(*(() if sharding is None else sharding.spec))
-
-        return jax.jit(repeat, out_shardings=jax.tree.map(sharding_of, params))(params)
+        mesh, shardings = self._mesh, None
+        if mesh is not None:
+            shardings = jax.tree.map(
+                lambda x: NamedSharding(mesh, self._spec(*getattr(_sharding_of(x), "spec", ()))), params
+            )
+        return repeat_rows(params, num_rows, shardings)
 
     def spread(self, tree: Any) -> Any:
         """Spread the first dimension over the devices. For inside of jit."""
-        if self._mesh is None:
-            return tree
         free = PartitionSpec.UNCONSTRAINED
-        return jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(x, self._sharding(*[free] * (x.ndim - 1))), tree
-        )
+        return self._constrain(tree, lambda x: self._spec(*[free] * (x.ndim - 1)))
 
     def gather(self, tree: Any) -> Any:
         """Put all of it on every device. For inside of jit."""
-        if self._mesh is None:
-            return tree
-        whole = NamedSharding(self._mesh, PartitionSpec())
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), tree)
+        return self._constrain(tree, lambda _: PartitionSpec())
 
-    def _sharding(self, *others: Any) -> NamedSharding:
-        assert self._mesh is not None
-        return NamedSharding(self._mesh, PartitionSpec(self._axes or None, *others))
+    def _constrain(self, tree: Any, spec_of: Callable[[Any], PartitionSpec]) -> Any:
+        mesh = self._mesh
+        if mesh is None:
+            return tree
+        return jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec_of(x))), tree
+        )
+
+    def _spec(self, *others: Any) -> PartitionSpec:
+        return PartitionSpec(self._axes or None, *others)
+
+
+def repeat_rows(tree: Any, num_rows: int, shardings: Any) -> Any:
+    """Repeat arrays as rows, without making them all on one device. None for no shardings.
+
+    >>> repeat_rows(jnp.arange(2), 3, None).tolist()
+    [[0, 1], [0, 1], [0, 1]]
+    """
+
+    def repeat(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_rows, *jnp.shape(x))), tree)
+
+    return jax.jit(repeat, out_shardings=shardings)(tree)
 
 
 def _sharding_of(leaf: Any) -> NamedSharding | None:

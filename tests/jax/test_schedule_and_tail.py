@@ -190,14 +190,14 @@ def test_half_precision_is_averaged_in_single():
         (
             lambda: hdet.jax.auto_lr(optax.sgd(0.1), total_steps=9).init(params()),
             ValueError,
-            "tx must hold its learning rate in its state",
+            "tx must hold its learning_rate in its state",
         ),
         (
             lambda: hdet.jax.auto_lr(
                 hdet.jax.auto_lr(sgd(learning_rate=0.1), total_steps=9), total_steps=9
             ).init(params()),
             ValueError,
-            "it is there already",
+            "tx must be the optimizer alone, got hdet.jax.auto_lr",
         ),
         (
             lambda: hdet.jax.eval_params(optax.sgd(0.1).init(params()), params()),

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.jax.rates import parts_of, require_rates, require_transformation, write_rates
+from hdet.checks import require_kind
+from hdet.jax.optax_state import (
+    AutoLRState,
+    parts_of,
+    require_transformation,
+    require_values,
+    wide,
+    write_values,
+)
 from hdet.method.recipe import Recipe, tail_steps
 from hdet.search.found import FoundLR
-
-
-class AutoLRState(NamedTuple):
-    """Holds what :func:`auto_lr` keeps. It is all that a checkpoint needs."""
-
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Steps so far."""
-    peaks: jax.Array
-    """The peak learning rates, one for each that the optimizer has."""
-    tail_mean: Any
-    """The mean of the weights of the tail so far, in float32 where the weights have fewer bits."""
-    num_taken: jax.Array
-    """How many steps the mean is of."""
-    inner_state: Any
-    """What the optimizer keeps, with the learning rate of the last step."""
 
 
 def auto_lr(
@@ -59,12 +52,9 @@ def auto_lr(
     """
     inner = require_transformation(tx)
     recipe = Recipe(total_steps=total_steps)
-    if found is not None and not isinstance(found, FoundLR):
-        raise TypeError(
-            f"found must be what hdet.jax.find_lr returned, or None, got {found!r} of type "
-            f"{type(found).__name__}"
-        )
     if found is not None:
+        rule = "found must be what hdet.jax.find_lr returned, or None"
+        require_kind(rule, found, isinstance(found, FoundLR))
         found.warn_of_other_length(total_steps)
     tail = tail_steps(total_steps, recipe.average_tail)
     knots = [0, round(recipe.warmup * total_steps), total_steps]  # the shape is linear between these
@@ -72,15 +62,13 @@ def auto_lr(
 
     def init(params: Any) -> AutoLRState:
         inner_state = inner.init(params)
-        if parts_of(inner_state, AutoLRState):
-            raise ValueError("tx must be the optimizer alone, got hdet.jax.auto_lr: it is there already")
         peaks = _peaks_of(inner_state, found)
         return AutoLRState(
             count=jnp.zeros((), jnp.int32),
             peaks=peaks,
-            tail_mean=jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params),
+            tail_mean=jax.tree.map(lambda p: jnp.zeros_like(p, dtype=wide(p)), params),
             num_taken=jnp.zeros((), jnp.int32),
-            inner_state=write_rates(inner_state, factors[0] * peaks),
+            inner_state=write_values(inner_state, factors[0] * peaks),
         )
 
     def update(
@@ -89,7 +77,7 @@ def auto_lr(
         if params is None:
             raise ValueError("params must be given to update, got None: call tx.update(grads, state, params)")
         factor = jnp.interp(state.count, jnp.array(knots), jnp.array(factors))
-        inner_state = write_rates(state.inner_state, factor * state.peaks)
+        inner_state = write_values(state.inner_state, factor * state.peaks)
         updates, inner_state = inner.update(updates, inner_state, params, **extra_args)
         count = state.count + 1
 
@@ -133,16 +121,12 @@ def eval_params(state: Any, params: Any) -> Any:
 
 
 def _peaks_of(inner_state: Any, found: FoundLR | None) -> jax.Array:
-    rates = require_rates(inner_state)
+    rates = require_values(inner_state)
     if found is None:
-        return jnp.stack([rate.astype(_wide(rate)) for rate in rates])
+        return jnp.stack([rate.astype(wide(rate)) for rate in rates])
     if len(found.lr) != len(rates):
         raise ValueError(
             f"tx must have the {len(found.lr)} learning rates that the search had, got {len(rates)}: search "
             "with the optimizer that trains"
         )
     return jnp.array(found.lr)
-
-
-def _wide(array: jax.Array) -> Any:
-    return jnp.promote_types(array.dtype, jnp.float32)
