@@ -18,17 +18,6 @@ STEPS = "optimizer step"
 """The title of the axis of most charts."""
 _NUM_SERIES_COLORS = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_NOT_FOR_SCRIPT = ("title", "caption", "is_wide", "choice_label", "has_spread_key", "is_table_of_points")
-"""Fields that are in the HTML of the page, or have another name for its script."""
-
-
-@dataclass
-class Choice:
-    """One entry of a chart's selector: traces that are drawn beside the common ones."""
-
-    label: str
-    traces: list[Trace]
-    y_title: str = ""
 
 
 @dataclass
@@ -38,7 +27,7 @@ class Chart:
     title: str
     caption: str
     traces: list[Trace] = field(default_factory=list)
-    """Drawn whatever is chosen, on top of the chosen ones."""
+    """Drawn whatever is chosen, on top of it."""
     y_title: str = ""
     x_title: str = STEPS
     hover: str = "closest"
@@ -48,10 +37,8 @@ class Chart:
     """Begin with a logarithmic vertical axis; None if there is nothing to switch."""
     max_decades: float = 0
     """Decades that a logarithmic axis reaches down from the top at first; 0 for all the way."""
-    choices: list[Choice] = field(default_factory=list)
-    choice_label: str = ""
-    has_spread_key: bool = False
-    """Colours stand for the position in the spread."""
+    choices: dict[str, list[Trace]] = field(default_factory=dict)
+    """Traces to choose from, by label. Their colours stand for the position in the spread."""
     is_table_of_points: bool = False
     """List the numbers point by point, as is done without steps, rather than by step."""
     layout: dict[str, Any] = field(default_factory=dict)
@@ -59,8 +46,8 @@ class Chart:
     def data(self, num_steps: int = 0) -> dict[str, Any]:
         """Give what the page's script reads; an axis of steps reaches to ``num_steps``, if that is known."""
         has_steps = self.x_title == STEPS
-        return {name: value for name, value in vars(self).items() if name not in _NOT_FOR_SCRIPT} | {
-            "choices": [vars(c) | {"y_title": c.y_title or self.y_title} for c in self.choices],
+        return vars(self) | {
+            "choices": [{"label": label, "traces": traces} for label, traces in self.choices.items()],
             "num_steps": num_steps if has_steps else 0,
             "points": self.is_table_of_points or not has_steps,
         }
@@ -93,6 +80,15 @@ def curve(x: Sequence[int], y: Numbers, name: str, color: Color, max_points: int
     """A line through the points that matter, where there are too many; no line without points."""
     kept = thin([y], max_points)
     return [line([x[i] for i in kept], [y[i] for i in kept], name, color, **more)] if kept else []
+
+
+def band(x: Sequence[Any], low: Numbers, high: Numbers, name: str, **more: Any) -> list[Trace]:
+    """Two edges and what is between them, with one entry in the legend; nothing without points."""
+    more = {"legendgroup": name, "hoverinfo": "skip", "hovertemplate": None, **more}
+    bottom, top = (line(x, y, label, "--band", width=0, **more) for y, label in ((low, ""), (high, name)))
+    bottom |= {"name": f"{name}, lowest", "showlegend": False}
+    top |= {"fill": "tonexty", "fillcolor": "--band"}
+    return [bottom, top] if x else []
 
 
 def unzip(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -61,23 +60,14 @@ class PageCharts:
         self._charts: dict[str, object] = {}
 
     def add(self, charts: Iterable[Chart], level: int, num_steps: int, *, is_row: bool) -> str:
-        """The frames of these charts, in one row or in as many as they need.
-
-        A half that is alone in its row takes all of it.
-        """
-        listed = [replace(chart, height=_ROW_HEIGHT) if is_row else chart for chart in charts]
-        frames, is_second = [], False
-        for chart, following in zip_longest(listed, listed[1:]):
-            is_alone = not is_second and (following is None or following.is_wide)
-            is_wide = not is_row and (chart.is_wide or is_alone)
-            is_second = not is_wide and not is_second
+        """The frames of these charts, in one row or in as many as they need."""
+        frames = ""
+        for chart in charts:
+            shown = replace(chart, height=_ROW_HEIGHT, is_wide=False) if is_row else chart
             identity = f"chart-{len(self._charts) + 1}"
-            self._charts[identity] = self._pool.add(chart, num_steps)
-            frames.append(_figure_html(chart, identity, level=level, is_wide=is_wide))
-        if not frames:
-            return ""
-        row = f' row" style="--columns:{len(frames)}' if is_row else ""
-        return f'<div class="charts{row}">{"".join(frames)}</div>'
+            self._charts[identity] = self._pool.add(shown, num_steps)
+            frames += _figure_html(shown, identity, level)
+        return f'<div class="charts{" row" * is_row}">{frames}</div>' if frames else ""
 
     def data(self) -> str:
         """Everything that the page's script reads, as JSON that can stand in the page."""
@@ -147,7 +137,7 @@ def sections_html(sections: Iterable[Section], charts: PageCharts, level: int, n
 
 def sentence_html(sentence: str, kind: str) -> str:
     """A paragraph of this class."""
-    return f'<p class="{kind}">{_unbroken(sentence)}</p>' if sentence else ""
+    return f'<p class="{kind.strip()}">{_unbroken(sentence)}</p>' if sentence else ""
 
 
 def _unbroken(sentence: str) -> str:
@@ -155,31 +145,36 @@ def _unbroken(sentence: str) -> str:
     return re.sub(r"\d[\d.]*e-\d+", r"<span>\g<0></span>", text(sentence))
 
 
-def tiles_html(tiles: Sequence[Tile]) -> str:
-    """Key figures: label, value and hint of each. The first is the one that matters most."""
-    items = "".join(
-        f'<div class="tile{" first" if i == 0 else ""}"><dt>{text(label)}</dt><dd>{text(value)}'
-        f"<small>{_unbroken(hint) or '&nbsp;'}</small></dd></div>"
-        for i, (label, value, hint) in enumerate(tiles)
-    )
-    return f'<dl class="tiles" style="--columns:{len(tiles)}">{items}</dl>' if items else ""
+def introduction_html(
+    headline: str, sentence: str, tiles: Iterable[Tile], notes: Sequence[str], size: str = ""
+) -> str:
+    """What stands above the charts: two sentences, key figures, and a warning about what cannot be read.
+
+    The first key figure is the one that matters most. ``size`` is a further class of the sentences.
+    """
+    said = sentence_html(headline, f"headline {size}") + sentence_html(sentence, f"sentence {size}")
+    figures = [
+        f"<dt>{text(label)}</dt><dd>{text(value)}<small>{_unbroken(hint) or '&nbsp;'}</small></dd>"
+        for label, value, hint in tiles
+    ]
+    if figures:
+        items = '</div><div class="tile">'.join(figures)
+        said += f'<dl class="tiles" style="--columns:{len(figures)}"><div class="tile">{items}</div></dl>'
+    if notes:
+        items = "".join(f"<li>{text(note)}</li>" for note in notes)
+        said += '<div class="notes" role="note"><strong>Not everything could be read.</strong>'
+        said += f"<ul>{items}</ul></div>"
+    return said
 
 
-def notes_html(notes: Sequence[str]) -> str:
-    """A visible warning about what could not be read."""
-    items = "".join(f"<li>{text(note)}</li>" for note in notes)
-    said = f"<strong>Not everything could be read.</strong><ul>{items}</ul>"
-    return f'<div class="notes" role="note">{said}</div>' if items else ""
-
-
-def _figure_html(chart: Chart, identity: str, *, level: int, is_wide: bool) -> str:
+def _figure_html(chart: Chart, identity: str, level: int) -> str:
     """The frame of a chart; the page's script draws into it."""
-    key = '<span class="key">lowest value <i></i> highest value</span>' if chart.has_spread_key else ""
+    key = '<span class="key">lowest value <i></i> highest value</span>' if chart.choices else ""
     label = text(f"Chart: {chart.title}. {chart.caption} The numbers are in the table below.")
     return (
-        f'<figure class="{"wide" if is_wide else "half"}" aria-labelledby="{identity}-title">'
+        f'<figure class="{"wide" * chart.is_wide}" aria-labelledby="{identity}-title">'
         f'<div class="head"><h{level} class="title" id="{identity}-title">{text(chart.title)}</h{level}>'
-        f'<div class="tools" data-choice="{text(chart.choice_label)}">{key}</div></div>'
+        f'<div class="tools">{key}</div></div>'
         f'<div class="plot" id="{identity}" role="group" style="min-height:{chart.height}px" '
         f'aria-label="{label}"></div>'
         f"<figcaption>{text(chart.caption)}</figcaption>"
@@ -213,21 +208,13 @@ def settings_html(tables: Mapping[str, Mapping[str, Any]], level: int) -> str:
     """Settings, result and environment as tables, by their titles; empty ones are left out."""
     sections = []
     for title, entries in tables.items():
+        shown = {str(key).replace("_", " "): _plain(value)[:_MAX_TEXT] for key, value in entries.items()}
         rows = "".join(
-            f'<tr><th scope="row">{text(str(key).replace("_", " "))}</th><td>{text(_shown(value))}</td></tr>'
-            for key, value in entries.items()
+            f'<tr><th scope="row">{text(key)}</th><td>{text(value)}</td></tr>' for key, value in shown.items()
         )
         heading = f'<h{level} class="title">{title}</h{level}>'
         sections.append(f"<section>{heading}<table>{rows}</table></section>" if rows else "")
     return f'<div class="settings">{"".join(sections)}</div>' if any(sections) else ""
-
-
-def _shown(value: Any) -> str:
-    try:
-        shown = _plain(value)
-    except RecursionError:
-        shown = "nested too deeply"
-    return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"
 
 
 def _plain(value: Any) -> str:

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hdet.lab.page import run_numbers as numbers
-from hdet.lab.page.chart import Chart, Color, Trace, curve, line, series_color, unzip
+from hdet.lab.page.chart import Chart, Color, Trace, band, curve, line, series_color, unzip
 from hdet.lab.page.read_runs import Run, loss_title, number
-from hdet.lab.page.replica_lines import loss_choices
 from hdet.lab.page.sentences import figure
 
 _HOVER = "<br>learning rate %{x:.4~g}<br>loss %{y:.6~g} %{meta[0]}<extra></extra>"
-_Points = Sequence[tuple[int, float]]
 
 
 def search_charts(run: Run) -> Iterable[Chart]:
@@ -34,11 +32,8 @@ def search_charts(run: Run) -> Iterable[Chart]:
     traces: list[Trace] = []
     low_lr, high_lr = search.low, search.high
     if 0 < low_lr < high_lr < math.inf and search.found != search.asked:  # else the search could not tell
-        x, y = [low_lr, low_lr, high_lr, high_lr, low_lr], [bottom, top, top, bottom, bottom]
-        likely = f"between {figure(low_lr, 2)} and {figure(high_lr, 2)} (80 %)"
-        fill = {"fill": "toself", "fillcolor": "--band", "hoveron": "fills", "hovertemplate": None}
-        said = {"text": likely, "hoverinfo": "text"}
-        traces.append(line(x, y, "likely range", "--band", width=0, **fill, **said, **mark))
+        likely = f"{figure(low_lr, 2)} to {figure(high_lr, 2)} (80 %)"
+        traces += band([low_lr, high_lr], [bottom] * 2, [top] * 2, f"likely: {likely}", **mark)
     known = [(lr, min(loss, top)) for lr, loss in ramp if loss is not None]
     # Up to where the loss leaves the chart.
     end = next((i + 1 for i, (_, loss) in enumerate(known) if loss == top), len(known))
@@ -120,61 +115,40 @@ def loss_charts(run: Run, max_points: int) -> Iterable[Chart]:
     held_out, trained, unit = numbers.evaluated(run), numbers.training_losses(run), run.loss_unit
     color, width = ("--replica", 1.5) if held_out else ("--accent", 2.2)
     traces = curve(*unzip(trained), "training loss", color, max_points, width=width, unit=unit)
-    traces += _evaluated(held_out, max_points, "held-out loss", "--strong", width=3, unit=unit)
-    caption = "The strong line is the loss on held-out data. " if held_out else ""
+    traces += evaluated(run, "loss", "held-out loss", "--strong", max_points, width=3, unit=unit)
+    caption = "The training loss is a mean over the replicas and each round. " if trained else ""
     if held_out and run.records and run.records[-1].num_averaged_steps:
-        caption += "Its last point is the mean of the weights over the last steps. "
-    if trained:
-        who = " of the replicas" if run.num_replicas != 1 else ""
-        caption += f"{'The thin line' if held_out else 'This'} is the mean training loss{who} in each round."
+        caption += "The last held-out loss is that of the mean of the weights over the last steps. "
     if traces:
-        is_log = _is_far(held_out, [loss for _, loss in trained])
+        is_log = _is_far([loss for _, loss in held_out], [loss for _, loss in trained])
+        caption = caption.strip() or "On held-out data."
         yield Chart("Loss", caption, traces, loss_title(unit), is_log=is_log, max_decades=4)
 
 
-def training_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Losses of the replicas where these differ, metrics, and the probe."""
-    y_title, held_out = loss_title(run.loss_unit), numbers.evaluated(run)
-    is_spread = bool(numbers.explored(run))
-    style: dict[str, Any] = {"is_wide": True, "choice_label": "Colour by", "has_spread_key": is_spread}
-    losses = loss_choices(run, "losses", max_points) if is_spread else []
-    if losses:
-        caption = "Thin lines are training losses, round by round, coloured by where the replica stood in "
-        caption += "the spread. Look for one colour that stays below the others."
-        caption += " The strong line is the loss on held-out data." if held_out else ""
-        base = _evaluated(held_out, max_points, "held-out loss", "--strong", width=3, unit=run.loss_unit)
-        is_log = _is_far(held_out, [loss for r in run.records for loss in r.losses if loss is not None])
-        shown = {"height": 380, "is_log": is_log, "choices": losses}
-        yield Chart("Losses of the replicas", caption, base, y_title, **shown, **style)
-    caption = "Measured on held-out data."
+def metric_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Metrics on held-out data; parts of one metric share a chart."""
     names = dict.fromkeys(name for e in run.evaluations for name in e.metrics if name != "loss")
     for family, members in numbers.families(names, "_").items():
         shown = (family if len(members) > 1 else members[0]).replace("_", " ")
         traces = []
         for i, name in enumerate(members):
-            points, color = numbers.evaluated(run, name), series_color(i, len(members))
-            traces += _evaluated(points, max_points, name.replace("_", " "), color, width=2.5)
+            color = series_color(i, len(members))
+            traces += evaluated(run, name, name.replace("_", " "), color, max_points, width=2.5)
         title = "Parts of the loss" if shown == "loss" else f"Metric: {shown}"
-        yield Chart(title, caption, traces, shown, hover="x unified", height=260)
-    probes = loss_choices(run, "probes", max_points)
-    if probes:
-        caption = "Loss on one batch, the same for every replica, just before they are averaged."
-        caption += " The controller compares these losses." if run.compares else ""
-        yield Chart("Probe", caption, y_title=y_title, is_log=False, choices=probes, **style)
+        yield Chart(title, "Measured on held-out data.", traces, shown, hover="x unified", height=260)
 
 
-def _evaluated(points: _Points, max_points: int, name: str, color: Color, **style: Any) -> list[Trace]:
-    traces = curve(*unzip(points), name, color, max_points, **style)
+def evaluated(run: Run, metric: str, label: str, color: Color, max_points: int, **style: Any) -> list[Trace]:
+    """The held-out loss, or a metric, over the run, with a dot for each evaluation where these are few."""
+    traces = curve(*unzip(numbers.evaluated(run, metric)), label, color, max_points, **style)
     for trace in traces:
         trace |= {"mode": "lines+markers", "marker": {"size": 6}} if len(trace["x"]) <= 60 else {}
     return traces
 
 
-def _is_far(evaluated: _Points, trained: Sequence[float]) -> bool:
+def _is_far(held_out: Sequence[float], trained: Sequence[float]) -> bool:
     """Tell whether a few losses are so far above the others that they would flatten them."""
-    held_out = [loss for _, loss in evaluated]
     known = [loss for loss in [*held_out, *trained] if math.isfinite(loss)]
-    usual = max(held_out, default=math.inf)
-    if len(held_out) > 2:  # one that jumped is no measure of the others
-        usual = min(usual, 2 * max(held_out[0], statistics.median(held_out)))
-    return min(known, default=0.0) > 0 and max(known) > 5 * usual
+    if not held_out or min(known, default=0.0) <= 0:
+        return False
+    return max(known) > 5 * max(held_out[0], statistics.median(held_out))

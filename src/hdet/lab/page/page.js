@@ -32,7 +32,6 @@
     return `rgb(${from.map((c, i) => Math.round(c + (to[i] - c) * Math.abs(position))).join(",")})`;
   };
   const paint = (value, key = "") => {
-    if (key === "colorscale") return value.map(([place, name]) => [place, color(name)]);
     if (Array.isArray(value)) return typeof value[0] === "object" ? value.map((entry) => paint(entry)) : value;
     if (value !== null && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([name, entry]) => [name, paint(entry, name)]));
@@ -97,10 +96,9 @@
     const x = spec.layout.xaxis && spec.layout.xaxis.type === "log" ? logAxis("x", 0) : {};
     const steps = spec.num_steps && !spec.layout.xaxis ? { range: [-0.02 * spec.num_steps, 1.02 * spec.num_steps] } : {};
     const y = isLog ? logAxis("y", spec.max_decades) : {};
-    const entries = traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap");
+    const entries = traces.filter((trace) => trace.showlegend !== false);
     const half = 0.499, inEntry = half * (width - 66) - 40; // 66 are the plot's margins, 40 a line's symbol
     const isInTwos = width < 480 && entries.length > 3 && entries.every((trace) => widthOf(trace.name) <= inEntry); // else they overlap
-    const yTitle = spec.choices.length ? spec.choices[choice].y_title : spec.y_title;
     const layout = {
       ...spec.layout,
       ...(root.dataset.printing ? { width } : { autosize: true }), height: spec.height + legendHeight, margin: { l: 52, r: 14, t: 8, b: 46 + legendHeight },
@@ -116,7 +114,7 @@
       uirevision: `${choice} ${isLog}`,
       xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...steps, ...spec.layout.xaxis, ...x,
         unifiedhovertitle: { text: spec.x_title === "optimizer step" ? "step %{x:,}" : `${spec.x_title} %{x}` } }),
-      yaxis: axis(yTitle, { nticks: 7, ...spec.layout.yaxis, ...y }),
+      yaxis: axis(spec.y_title, { nticks: 7, ...spec.layout.yaxis, ...y }),
     };
     // All traces in one label: their names are there already, and the step is its title.
     const inOne = (trace) => (trace.type === "scatter" && trace.hovertemplate ? { ...trace, hovertemplate: "%{y:.6~g} %{meta[0]}" } : trace);
@@ -179,10 +177,6 @@
       const rows = traces.flatMap((t) => t.x.map((x, i) => [t.name, x, t.y[i], ...(hasMore ? [t.customdata?.[i] ?? ""] : [])]));
       return [["what", spec.x_title, spec.y_title, ...(hasMore ? ["more"] : [])], rows];
     }
-    if (traces[0].type === "heatmap") {
-      const [{ x, y, z }] = traces;
-      return [[spec.x_title, ...y], x.map((step, i) => [step, ...z.map((row) => row[i])])];
-    }
     const lookups = traces.map((trace) => new Map(trace.x.map((x, i) => [x, trace.y[i]])));
     const steps = [...new Set(traces.flatMap((trace) => trace.x))].sort((a, b) => a - b);
     return [[spec.x_title, ...traces.map((t) => t.name)], steps.map((x) => [x, ...lookups.map((lookup) => lookup.get(x) ?? "")])];
@@ -210,7 +204,7 @@
     const figure = div.closest("figure");
     const tools = figure.querySelector(".tools");
     if (chart.spec.choices.length > 1) {
-      const label = element("label", `${tools.dataset.choice} `);
+      const label = element("label", "Colour by ");
       const select = element("select");
       chart.choice = Math.min(chart.choice, chart.spec.choices.length - 1);
       chart.spec.choices.forEach(({ label: text }, i) => select.append(element("option", text, { value: i })));

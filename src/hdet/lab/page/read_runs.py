@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from hdet.records import RoundRecord, SearchRecord, scan_records
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
-_Scan = Callable[[Path], tuple[list[Any], list[str]]]
-"""Reads entries, and a note for each line that is none."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +137,17 @@ def read_run(path: str | Path) -> Run:
     run = Run(path=path, name=path.resolve().name)
     # A script of one's own may write records and nothing else: then nothing is missing.
     is_whole = (path / "config.json").exists() or (path / "result.json").exists()
-    run.config = _read_object(path / "config.json", run.notes, is_expected=is_whole)
-    run.environment = _read_object(path / "environment.json", run.notes, is_expected=is_whole)
-    run.result = _read_object(path / "result.json", run.notes)
+    run.config = _read(path / "config.json", _object, run.notes, is_expected=is_whole) or {}
+    run.environment = _read(path / "environment.json", _object, run.notes, is_expected=is_whole) or {}
+    run.result = _read(path / "result.json", _object, run.notes) or {}
     # A run that has not come to its first sync, or failed there, has no records.
     has_synced = is_whole and run.status not in ("unfinished", "failed")
-    records = _read_lines(path / "records.jsonl", scan_records, run.notes, is_expected=has_synced)
+    scans = {"records.jsonl": scan_records, "evaluations.jsonl": _scan_evaluations}
+    records, run.evaluations = (
+        _entries(path / name, scan, run.notes, is_expected=has_synced) for name, scan in scans.items()
+    )
     run.search = next((record.search for record in records if record.search is not None), None)
     run.records = [record for record in records if record.search is None]
-    evaluations = path / "evaluations.jsonl"
-    run.evaluations = _read_lines(evaluations, _scan_evaluations, run.notes, is_expected=has_synced)
     name = run.config.get("name")
     if isinstance(name, str) and name.strip():
         run.name = name
@@ -183,11 +181,10 @@ def _numbers_by_name(value: object) -> dict[str, float]:
     return {str(name): known for name, entry in entries if (known := number(entry)) is not None}
 
 
-@contextmanager
-def _noting(path: Path, notes: list[str], *, is_expected: bool) -> Iterator[None]:
-    """Turn what cannot be read into a note."""
+def _read(path: Path, read: Callable[[Path], Any], notes: list[str], *, is_expected: bool = False) -> Any:
+    """Read a file; what cannot be read becomes a note, and None."""
     try:
-        yield
+        return read(path)
     except FileNotFoundError:
         notes += [f"{path.name} is missing"] * is_expected
     except json.JSONDecodeError as error:
@@ -196,20 +193,16 @@ def _noting(path: Path, notes: list[str], *, is_expected: bool) -> Iterator[None
         notes.append(f"{path.name} cannot be read ({_short(error)})")
 
 
-def _read_object(path: Path, notes: list[str], *, is_expected: bool = False) -> dict[str, Any]:
-    content: Any = {}
-    with _noting(path, notes, is_expected=is_expected):
-        content = json.loads(path.read_text(encoding="utf-8"))
+def _object(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        notes.append(f"{path.name} must hold an object, got a {type(content).__name__}")
-        return {}
+        raise ValueError(f"it must hold an object, got a {type(content).__name__}")
     return content
 
 
-def _read_lines(path: Path, scan: _Scan, notes: list[str], *, is_expected: bool) -> list[Any]:
-    entries, found = [], list[str]()
-    with _noting(path, notes, is_expected=is_expected):
-        entries, found = scan(path)
+def _entries(path: Path, scan: Callable[[Path], Any], notes: list[str], *, is_expected: bool) -> list[Any]:
+    """Read a file of lines by a scan that gives entries, and a note for each line that is none."""
+    entries, found = _read(path, scan, notes, is_expected=is_expected) or ([], [])
     notes += found[:_MAX_NOTES_PER_FILE]
     if len(found) > _MAX_NOTES_PER_FILE:
         notes.append(f"{path.name}: {len(found) - _MAX_NOTES_PER_FILE} more lines cannot be read")

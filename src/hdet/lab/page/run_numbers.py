@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hdet.lab.page.chart import unzip
 from hdet.lab.page.read_runs import Run, number
@@ -20,7 +20,6 @@ class Slot(NamedTuple):
     position: float | None
     """Mean position, from -1 to 1; None for a replica, wherever it stood."""
     values: list[float | None]
-    replicas: list[int | None]
 
 
 class Place(NamedTuple):
@@ -77,21 +76,19 @@ def by_slot(records: Sequence[RoundRecord], field: str, name: str | None) -> lis
     Replicas change places every round and are averaged, so a place means more over time than a replica.
     Without a name there is one column per replica.
     """
+    rows: list[list[float | None]] = [getattr(record, field) for record in records]
     if name is None:
-        columns = zip_longest(*(getattr(record, field) for record in records))
-        return [Slot(None, list(column), [r] * len(column)) for r, column in enumerate(columns)]
-    rows: list[Any] = [r.values.get(name, []) if field == "values" else getattr(r, field) for r in records]
-    count = max((len(row) for row in rows), default=0)
-    slots = [(list[float](), list[float | None](), list[int | None]()) for _ in range(count)]
+        return [Slot(None, list(column)) for column in zip_longest(*rows)]
+    count = max(map(len, rows), default=0)
+    slots = [(list[float](), list[float | None]()) for _ in range(count)]
     for record, row in zip(records, rows, strict=True):
         positions = record.positions.get(name, [])
         is_known = len(positions) == len(row) == count
-        order = sorted(range(count), key=lambda r: (positions[r], r)) if is_known else [None] * count
-        for (seen, values, replicas), replica in zip(slots, order, strict=True):
-            replicas.append(replica)
-            values.append(None if replica is None else row[replica])
-            seen += [] if replica is None else [positions[replica]]
-    return [Slot(sum(seen) / max(1, len(seen)), values, replicas) for seen, values, replicas in slots]
+        order = sorted(range(count), key=lambda r: positions[r]) if is_known else []
+        for place, (seen, values) in enumerate(slots):
+            values.append(row[order[place]] if order else None)
+            seen += [positions[order[place]]] if order else []
+    return [Slot(sum(seen) / max(1, len(seen)), values) for seen, values in slots]
 
 
 def differences_from_mean(records: Sequence[RoundRecord]) -> list[list[tuple[int, float]]]:
@@ -155,18 +152,17 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
 
 
 def fan_limits(run: Run, name: str) -> tuple[list[int], list[float], list[float]]:
-    """Lowest and highest value among the replicas, at every step whose base is known."""
+    """Lowest and highest value among the replicas, at every step; empty where they do not differ."""
     steps, lows, highs = list[int](), list[float](), list[float]()
-    is_complement = _is_complement(run, name)
-    for record in run.records:
-        factors = record.multipliers.get(name)
-        if not factors:
+    for record in run.records if name in explored(run) else ():
+        values, trace = record.values.get(name), _trace(record, name)
+        if not values or not trace or not trace[-1][1]:
             continue
-        low, high = min(factors), max(factors)
-        for step, base in _trace(record, name) or [(record.step, record.base.get(name, math.nan))]:
+        last = trace[-1][1]  # values are those of the last step
+        for step, base in trace:
             steps.append(step)
-            lows.append(1 - (1 - base) * high if is_complement else base * low)
-            highs.append(1 - (1 - base) * low if is_complement else base * high)
+            lows.append(base * min(values) / last)
+            highs.append(base * max(values) / last)
     return steps, lows, highs
 
 
@@ -176,19 +172,6 @@ def _trace(record: RoundRecord, name: str) -> list[tuple[int, float]]:
     if len(trace) == 1 and record.num_steps > 1:
         return [(first, trace[0]), (record.step, trace[0])]
     return list(zip(range(record.step - len(trace) + 1, record.step + 1), trace, strict=True))
-
-
-def _is_complement(run: Run, name: str) -> bool:
-    """Tell whether one minus the value is spread, as for a momentum: which reading gives the values?"""
-    plain = complement = 0.0
-    for record in run.records[:20]:
-        trace = _trace(record, name)
-        factors, values = record.multipliers.get(name, []), record.values.get(name, [])
-        if trace and len(factors) == len(values):
-            base = trace[-1][1]
-            plain += sum(abs(base * f - v) for f, v in zip(factors, values, strict=True))
-            complement += sum(abs(1 - (1 - base) * f - v) for f, v in zip(factors, values, strict=True))
-    return complement < plain
 
 
 def asked_lr(run: Run) -> float | None:

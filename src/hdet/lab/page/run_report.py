@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import hdet
 from hdet.checks import require_number
-from hdet.lab.page import html_page, sentences
+from hdet.lab.page import html_page, run_comparison, sentences
 from hdet.lab.page.html_page import PageCharts, Section
-from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
+from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
 from hdet.lab.page.read_runs import Run, read_run
-from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
-from hdet.lab.page.schedule_charts import hyperparameter_charts, rate_charts
-from hdet.lab.page.sync_charts import controller_charts, health_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, replica_charts
+from hdet.lab.page.value_charts import rate_charts, value_charts
 from hdet.trackers import Tracker
 
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
 _SECTIONS = {
-    "Training": training_charts,
-    "Hyperparameters": hyperparameter_charts,
-    "Replicas and controller": controller_charts,
+    "Metrics": metric_charts,
+    "Hyperparameters": value_charts,
+    "Replicas": replica_charts,
+    "Controller": controller_charts,
     "Cost and health": health_charts,
 }
 
@@ -45,27 +46,23 @@ def build_report(runs: Sequence[Run], out: str | Path, *, refresh_seconds: float
     return html_page.build_page(
         out,
         title=(runs[0].name if len(runs) == 1 else f"{len(runs)} runs") + " - hdet report",
-        footer=_footer(runs),
+        footer=f"Written by hdet {hdet.__version__}. The page is one file and loads nothing from elsewhere.",
         body=lambda charts: _one_run(runs[0], charts) if len(runs) == 1 else _several_runs(runs, charts),
         refresh_seconds=refresh_seconds,
     )
 
 
 def _several_runs(runs: Sequence[Run], charts: PageCharts) -> str:
-    introduction = _introduction(
-        sentences.comparison_headline(runs),
-        sentences.comparison_sentence(runs),
-        sentences.comparison_tiles(runs),
-        [f"{run.name}: {note}" for run in runs for note in run.notes],
-    )
+    words = run_comparison.comparison_headline(runs), run_comparison.comparison_sentence(runs)
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     points = charts.max_points
-    head, rows, shared = comparison_table(runs)
+    head, rows, shared = run_comparison.comparison_table(runs)
     said = ", ".join(f"{name} {value}" for name, value in shared.items())
     table = html_page.results_html(head, rows, label="Results of all runs")
     table += html_page.sentence_html(f"In all runs: {said}." if said else "", "common")
     sections = [
-        Section("", comparison_charts(runs, points)),
-        Section("Results", metric_charts(runs, points), before=table),
+        Section("", run_comparison.comparison_charts(runs, points)),
+        Section("Results", run_comparison.comparison_metric_charts(runs, points), before=table),
     ]
     num_steps = max(run.num_planned_steps for run in runs)
     main = html_page.sections_html(sections, charts, 2, num_steps) + '<h2 class="part">Every run</h2>'
@@ -74,7 +71,8 @@ def _several_runs(runs: Sequence[Run], charts: PageCharts) -> str:
         said = "no held-out loss" if loss is None else f"held-out loss {sentences.figure(loss, 4)}"
         name, said = html_page.text(run.name), html_page.text(f"{said}, {run.status}")
         main += f'<details class="run"><summary><h2>{name}</h2><span>{said}</span></summary>'
-        main += f"{_introduction_of(run, ' small')}{_parts_of(run, charts, level=3)}</details>"
+        main += f"{_introduction_of(run, 'small')}{_parts_of(run, charts, level=3)}</details>"
+    introduction = html_page.introduction_html(*words, [], notes)
     return html_page.body_html(sentences.count(len(runs), "run"), introduction, main)
 
 
@@ -83,17 +81,8 @@ def _one_run(run: Run, charts: PageCharts) -> str:
 
 
 def _introduction_of(run: Run, size: str = "") -> str:
-    tiles = sentences.run_tiles(run)
-    return _introduction(sentences.headline(run), sentences.sentence(run), tiles, run.notes, size)
-
-
-def _introduction(
-    headline: str, sentence: str, tiles: Iterable[sentences.Tile], notes: Sequence[str], size: str = ""
-) -> str:
-    said = html_page.sentence_html(headline, f"headline{size}") + html_page.sentence_html(
-        sentence, f"sentence{size}"
-    )
-    return f"{said}{html_page.tiles_html(list(tiles))}{html_page.notes_html(notes)}"
+    said = sentences.headline(run), sentences.sentence(run), sentences.run_tiles(run)
+    return html_page.introduction_html(*said, run.notes, size)
 
 
 def _parts_of(run: Run, charts: PageCharts, level: int) -> str:
@@ -106,12 +95,6 @@ def _parts_of(run: Run, charts: PageCharts, level: int) -> str:
         Section("Settings and environment", before=html_page.settings_html(tables, level + 1)),
     ]
     return html_page.sections_html(sections, charts, level, run.num_planned_steps)
-
-
-def _footer(runs: Sequence[Run]) -> str:
-    versions = (run.environment.get("hdet") for run in runs)
-    version = next((f" {version}" for version in versions if isinstance(version, str)), "")
-    return f"Written by hdet{version}. The page is one file and loads nothing from elsewhere."
 
 
 class LivePage(Tracker):

@@ -97,61 +97,13 @@ def sentence(run: Run) -> str:
     """
     if not (run.search or run.records or run.evaluations or run.result):
         return "Nothing has been recorded of this run yet."
-    parts = [search_sentence(run), _training(run), _loss(run)]
+    parts = [search_sentence(run), _training(run)]
     if run.records:
         parts.append(_moved(run))
         num_steps = run.records[-1].num_averaged_steps
         parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
         parts.append(_left_out(run))
     return " ".join(part for part in parts if part)
-
-
-def comparison_headline(runs: Sequence[Run]) -> str:
-    """Name the best of several runs, in one sentence; empty where they cannot be compared."""
-    losses = _by_loss(runs)
-    if len(losses) < 2 or not numbers.are_comparable(runs):
-        return ""
-    best, run = losses[0]
-    if numbers.is_sweep(runs):
-        return f"The best of {len(runs)} learning rates is {figure(numbers.asked_lr(run))}."
-    return f"“{run.name}” ended best, with a held-out loss of {figure(best, 4)}."
-
-
-def comparison_sentence(runs: Sequence[Run]) -> str:
-    """Tell of several runs what there is to say beside which of them ended best."""
-    losses = _by_loss(runs)
-    if len(losses) < 2:
-        known = "one has" if losses else "none has"
-        return f"{count(len(runs), 'run')}, of which {known} a held-out loss."
-    if not numbers.are_comparable(runs):
-        what = count(len(runs), "run")
-        return f"{what} on different tasks. Their losses cannot be compared with each other."
-    (best, first), (next_best, second), (worst, last) = losses[0], losses[1], losses[-1]
-    if numbers.is_sweep(runs):
-        text = f"It ended at a held-out loss of {figure(best, 4)}. "
-        text += f"The next best is {figure(numbers.asked_lr(second))}, {_above(next_best, best)}."
-        rates = sorted(rate for run in runs if (rate := numbers.asked_lr(run)) is not None)
-        if numbers.asked_lr(first) in (rates[0], rates[-1]):
-            text += " The best is at the edge of the sweep, so a better one may lie beyond it."
-    else:
-        text = f"Next comes “{second.name}”, {_above(next_best, best)}."
-        if len(losses) > 2:
-            text += f" The last is “{last.name}”, {_above(worst, best)}."
-    lost = len(runs) - len(losses)
-    return text + (f" {count(lost, 'run')} ended without a loss." if lost else "")
-
-
-def _by_loss(runs: Sequence[Run]) -> list[tuple[float, Run]]:
-    known = [(run.final_loss, run) for run in runs if run.final_loss is not None]
-    return sorted(known, key=lambda pair: pair[0])
-
-
-def _above(loss: float, best: float) -> str:
-    """Tell how far a loss is above the best."""
-    if loss == best:
-        return "at the same loss"
-    share = 100 * (loss / best - 1) if best > 0 else math.inf
-    return f"{figure(share, 2)} % above" if share < 100 else f"at {figure(loss)}"
 
 
 def _against(lr: float, asked: float) -> str:
@@ -205,22 +157,6 @@ def _training(run: Run) -> str:
     return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
 
 
-def _loss(run: Run) -> str:
-    """Tell where the loss began and where it stands."""
-    known = [loss for _, loss in numbers.evaluated(run)]
-    what, last = "held-out loss", run.final_loss
-    if last is None and not known:
-        known, what = [loss for _, loss in numbers.training_losses(run)], "training loss"
-    if last is None and not known:
-        return ""
-    last = known[-1] if last is None else last
-    if len(known) < 2 or figure(known[0]) == figure(last):
-        was = "was" if run.status == "failed" else "is"
-        return f"The {what} {was} {figure(last)}."
-    verb = "fell" if last < known[0] else "rose"
-    return f"The {what} {verb} from {figure(known[0])} to {figure(last)}."
-
-
 def _moved(run: Run) -> str:
     """Tell what the guard, or a controller that compares replicas, made of the learning rate."""
     brakes, found, factors = run.num_brakes, numbers.found_lr(run), numbers.corrections(run)
@@ -230,25 +166,16 @@ def _moved(run: Run) -> str:
         return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
     if not run.compares:
         return ""
-    used = [value for name in numbers.learning_rates(run) for value in numbers.base_series(run, name)[1]]
     if run.config.get("controller") == "paper":
         last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
-        if not (used and last):
-            return ""
-        ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2))))
-        peak = figure(max(used + last), 2)
-        return f"The controller held the learning rate itself. It peaked at {peak} and ended at {ends}."
+        ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2)))) if last else "none"
+        return f"The controller held the learning rate itself, and ended at {ends}."
     if not factors:
         return ""
     low, high = figure(min(factors)), figure(max(factors))
     by = f"{low} times the plan" if low == high else f"{low} to {high} times the plan, by parameter group"
     asks = f", so it asks for a peak of {figure(found)}" if run.search is not None and low == high else ""
-    text = f"The controller ended at {by}{asks}."
-    # A factor that grows while the schedule falls never meets the peak.
-    peak = max((value for value in used if 0 < value < math.inf), default=math.inf)
-    if found is not None and peak < 0.95 * found:
-        text += f" The highest learning rate that a step used is {figure(peak)}."
-    return text
+    return f"The controller ended at {by}{asks}."
 
 
 def _left_out(run: Run) -> str:
@@ -267,26 +194,22 @@ def run_tiles(run: Run) -> Iterable[Tile]:
     found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
     if found is not None:
         yield "Learning rate", figure(found), _origin(run, found)
+    measured, trained = numbers.evaluated(run), numbers.training_losses(run)
     if run.final_loss is not None:
-        yield "Held-out loss", figure(run.final_loss, 4), run.loss_unit
-    elif trained := numbers.training_losses(run):
-        yield "Training loss", figure(trained[-1][1], 4), run.loss_unit or "last round"
-    yield from _metric_tiles(run)
-    if run.last_step:
-        planned = number(run.config.get("steps"))
-        hints = [f"of {int(planned):,}"] if planned and planned != run.last_step else []
-        hints += [f"in {duration(run.seconds)}"] if run.seconds is not None else []
-        yield "Steps", f"{run.last_step:,}", " ".join(hints)
+        yield "Held-out loss", figure(run.final_loss, 4), _unit_and_start(run, measured)
+    elif trained:
+        yield "Training loss", figure(trained[-1][1], 4), _unit_and_start(run, trained)
+    for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
+        yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
     milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
     if run.seconds and math.isfinite(milliseconds) and milliseconds:
         share = figure(milliseconds / run.seconds / 10, 2)
         yield "Time in syncs", f"{share} %", f"{duration(milliseconds / 1000)} in all"
 
 
-def _metric_tiles(run: Run) -> Iterable[Tile]:
-    """The main metrics of a run."""
-    for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
-        yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
+def _unit_and_start(run: Run, losses: Sequence[tuple[int, float]]) -> str:
+    began = f"{figure(losses[0][1])} at first" if len(losses) > 1 else ""
+    return ", ".join(filter(None, (run.loss_unit, began)))
 
 
 def _origin(run: Run, found: float) -> str:
@@ -298,25 +221,4 @@ def _origin(run: Run, found: float) -> str:
         return "peak of the first group"
     if asked is None or math.isclose(asked, found, rel_tol=1e-6):
         return "peak, as asked for"
-    if run.compares and run.search is None:
-        mean = "mean of all groups, " if len(set(numbers.corrections(run))) > 1 else ""
-        return f"{mean}as the controller asks"
     return f"you asked for {figure(asked)}"
-
-
-def comparison_tiles(runs: Sequence[Run]) -> Iterable[Tile]:
-    """Key figures of the best of several runs, and of all together."""
-    losses = _by_loss(runs)
-    if len(losses) > 1 and numbers.are_comparable(runs):
-        loss, best = losses[0]
-        found = numbers.found_lr(best)
-        if found is not None:
-            yield "Learning rate", figure(found), "of the best run"
-        yield "Lowest held-out loss", figure(loss, 4), best.loss_unit
-        yield from _metric_tiles(best)
-    statuses = [run.status for run in runs if run.status not in ("finished", "recorded")]
-    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    yield "Runs", str(len(runs)), ", ".join(counts)
-    seconds = [run.seconds for run in runs if run.seconds is not None]
-    if seconds:
-        yield "Time of all runs", duration(math.fsum(seconds)), ""

@@ -7,8 +7,9 @@ import pytest
 
 from hdet.lab.page import Evaluation, Run, read_run
 from hdet.lab.page.chart import Chart, Pool, line, thin
-from hdet.lab.page.loss_charts import loss_charts, search_charts, training_charts
-from hdet.lab.page.run_comparison import comparison_charts, comparison_table, metric_charts
+from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, replica_charts
+from hdet.lab.page.run_comparison import comparison_charts, comparison_metric_charts, comparison_table
 from hdet.lab.page.run_numbers import (
     across_spread,
     base_series,
@@ -17,8 +18,7 @@ from hdet.lab.page.run_numbers import (
     fan_limits,
     plan_series,
 )
-from hdet.lab.page.schedule_charts import hyperparameter_charts, rate_charts
-from hdet.lab.page.sync_charts import controller_charts, health_charts
+from hdet.lab.page.value_charts import rate_charts, value_charts
 from hdet.records import RoundRecord
 from tests.helpers.runs import real_records, write_run
 
@@ -35,8 +35,9 @@ def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
     parts = (
         rate_charts,
         loss_charts,
-        training_charts,
-        hyperparameter_charts,
+        metric_charts,
+        value_charts,
+        replica_charts,
         controller_charts,
         health_charts,
     )
@@ -70,15 +71,17 @@ def test_places_follow_positions_not_replicas() -> None:
         record(3, losses=[5.0, 6.0]),
     ]
     low, high = by_slot(records, "losses", "lr")
-    assert low == (-1.0, [2.0, 3.0, None], [1, 0, None]) and high.values == [1.0, None, None]
+    assert low == (-1.0, [2.0, 3.0, None]) and high.values == [1.0, None, None]
 
 
-@pytest.mark.parametrize(("values", "low", "high"), [([0.5, 1.5], 0.5, 1.5), ([1.0, 1.0], 1.0, 1.0)])
-def test_the_fan_is_the_base_times_the_factors(values: list[float], low: float, high: float) -> None:
-    one = run(
-        record(1, num_steps=1, base_trace={"lr": [1.0]}, multipliers={"lr": values}, values={"lr": values})
-    )
-    assert fan_limits(one, "lr") == ([1], [low], [high])
+@pytest.mark.parametrize(
+    ("values", "limits"), [([1.0, 3.0], ([1, 2], [0.5, 1.0], [1.5, 3.0])), ([2.0, 2.0], ([], [], []))]
+)
+def test_the_fan_is_around_the_base_of_every_step(values: list[float], limits: tuple) -> None:
+    factors = {"lr": [value / 2 for value in values]}
+    trace = {"lr": [1.0, 2.0]}
+    one = run(record(2, num_steps=2, base_trace=trace, multipliers=factors, values={"lr": values}))
+    assert fan_limits(one, "lr") == limits
 
 
 def test_the_fan_of_a_momentum_is_one_of_its_complement() -> None:
@@ -162,30 +165,25 @@ def test_equal_plans_share_a_line() -> None:
         )
 
     names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.1)).traces]
-    assert names == ["planned", "lr.0", "lr.1", "lr.2"]
+    assert names == ["planned", "lr.0", "lr.1", "lr.2"]  # the plans are equal
     names = [trace["name"] for trace in rates(traced(0.1, 0.1, 0.2)).traces]
-    assert names == ["lr.0, lr.1, planned", "lr.2, planned", "lr.0", "lr.1", "lr.2"]
+    assert names == ["planned", "planned", "lr.0", "lr.1", "lr.2"]
 
 
 def test_without_a_spread_there_is_one_training_loss() -> None:
     records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
     (chart,) = loss_charts(run(*records), 2000)
     assert [(t["name"], t["y"]) for t in chart.traces] == [("training loss", [1.5, 1.5])]
-    assert list(training_charts(run(*records), 2000)) == []
+    assert list(replica_charts(run(*records), 2000)) == []
 
 
-@pytest.mark.parametrize(("signal", "compares"), [({"lr": 0.1}, True), ({}, False)])
-def test_only_a_controller_that_compares_is_said_to(signal: dict[str, float], compares: bool) -> None:
-    charts = training_charts(run(record(probes=[1.0, 2.0], signal=signal)), 2000)
-    (probe,) = (chart for chart in charts if chart.title == "Probe")
-    assert ("The controller compares" in probe.caption) is compares
-
-
-def test_the_last_sync_has_a_tick() -> None:
-    timed = [record(7 * i, milliseconds={"measure": 1.0}) for i in range(1, 41)]
+def test_the_cost_of_a_sync_is_stacked_by_what_it_was_spent_on() -> None:
+    timed = [record(7 * i, milliseconds={"steer": 2.0, "measure": i}) for i in range(1, 41)]
     (chart,) = health_charts(run(*timed), 2000)
-    ticks = chart.layout["xaxis"]["tickvals"]
-    assert (ticks[0], ticks[-1], len(ticks)) == (7, 280, 6) and set(ticks) <= set(chart.traces[0]["x"])
+    assert [(t["name"], t["y"][-1], t["x"][-1]) for t in chart.traces] == [
+        ("measure", 40, 280), ("steer", 2.0, 280),
+    ]  # fmt: skip
+    assert {t["stackgroup"] for t in chart.traces} == {"cost"}
 
 
 def test_losses_across_the_spread() -> None:
@@ -197,10 +195,10 @@ def test_losses_across_the_spread() -> None:
 
 
 COMPARED = [
-    "Learning rate over the run", "Loss", "Losses of the replicas", "Metric: mean error",
-    "Metric: explained variance", "Probe",
-    "Values and their spread", "Schedule: weight_decay", "Correction", "Signal and velocity: lr",
-    "Signal and velocity: weight_decay", "Loss across the spread", "Cost of the syncs", "Replicas left out",
+    "Learning rate over the run", "Loss", "Metric: mean error", "Metric: explained variance",
+    "weight_decay over the run", "Losses of the replicas", "Losses on the probe",
+    "Loss across the spread", "Signal and velocity: lr", "Signal and velocity: weight_decay",
+    "Cost of the syncs", "Replicas left out",
 ]  # fmt: skip
 GUARDED = [
     "Search for the learning rate", "Learning rate over the run", "Loss", "Metric: mean error",
@@ -220,7 +218,7 @@ def test_charts_of_a_real_run(tmp_path: Path, controller: str, titles: list[str]
 def test_weights_are_drawn_where_they_differ(tmp_path: Path) -> None:
     records, _ = real_records("paper", 8)
     titles = [chart.title for chart in all_charts(run(*records, config={"controller": "paper"}))]
-    assert "Weights of the replicas" in titles and "Correction" not in titles
+    assert "Weights of the replicas" in titles
 
 
 def test_an_empty_run_has_no_charts() -> None:
@@ -230,8 +228,8 @@ def test_an_empty_run_has_no_charts() -> None:
 
 def test_base_values_of_the_charts_are_those_of_the_records() -> None:
     records, _ = real_records()
-    chart = next(c for c in all_charts(run(*records)) if c.title == "Values and their spread")
-    base = next(t for t in chart.choices[0].traces if t["name"] == "base")
+    chart = rates(run(*records))
+    base = next(t for t in chart.traces if t["name"].startswith("lr.embedding"))
     assert base["x"] == list(range(1, 301))
     assert base["y"] == [v for r in records for v in r.base_trace["lr.embedding"]]
 
@@ -253,12 +251,12 @@ def test_records_that_only_look_right_do_no_harm() -> None:
         json.dumps(Pool().add(chart), allow_nan=False)
 
 
-def test_many_replicas_are_drawn_as_a_band_and_some_lines() -> None:
+def test_of_many_replicas_some_lines_are_drawn() -> None:
     places = [-1 + r / 31.5 for r in range(64)]
     spread = {"positions": {"lr": places}, "multipliers": {"lr": [1 + p / 9 for p in places]}}
     _, chart, *_ = all_charts(run(*(record(i, losses=places, **spread) for i in range(1, 4))))
-    names = [trace["name"] for trace in chart.choices[0].traces]
-    assert len(names) == 2 + 16 + 1 and names[-1] == "training loss of the replicas (16 of 64)"
+    names = [trace["name"] for trace in chart.choices["position of lr"]]
+    assert len(names) == 16 + 1 and names[-1] == "16 of 64 replicas"
     assert "training loss, position -1.00" in names and "training loss, position +1.00" in names
 
 
@@ -315,11 +313,11 @@ def test_one_bad_run_does_not_flatten_a_metric_that_rises_or_falls(good, bad, fi
             evaluations=[Evaluation(0, 2.0, metrics={"m": first}), Evaluation(10, 1.0, metrics={"m": last})]
         )
 
-    (chart,) = metric_charts([one(good), one(good), one(bad)], 2000)
+    (chart,) = comparison_metric_charts([one(good), one(good), one(bad)], 2000)
     low, high = chart.layout["yaxis"]["range"]
     assert low < min(good, first) < max(good, first) < high and not low < bad < high
     assert "far worse" in chart.caption
-    (chart,) = metric_charts([one(good), one(good)], 2000)
+    (chart,) = comparison_metric_charts([one(good), one(good)], 2000)
     assert chart.layout == {} and "far worse" not in chart.caption
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import hdet
 from hdet.errors import HdetError
 from hdet.lab.page import Evaluation, Run, build_report, headline, html_page, read_run
 from hdet.lab.page.html_page import sentence_html
@@ -47,7 +48,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert len(data_of(page)["charts"]) == page.count('class="plot"') == 7
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == [
         "Search for the learning rate", "Learning rate over the run", "Loss",
-        "Training", "Cost and health", "Settings and environment",
+        "Metrics", "Cost and health", "Settings and environment",
     ]  # fmt: skip
     policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy and policy.startswith(
@@ -81,9 +82,9 @@ def test_records_of_a_script_show_loss_and_learning_rate(tmp_path: Path) -> None
     records, _ = real_records("guard")
     run = Run(path=tmp_path, name="a", records=list(records[1:]))
     page = build_report([run], tmp_path / "a.html").read_text()
-    assert [label for label, _, _ in tiles_of(page)] == ["Learning rate", "Training loss", "Steps"]
+    assert [label for label, _, _ in tiles_of(page)] == ["Learning rate", "Training loss"]
     assert "unfinished" not in page.partition("<main")[0].partition("<header")[2]
-    assert "Written by hdet. The page" in page
+    assert f"Written by hdet {hdet.__version__}. The page" in page
 
 
 def test_parts_of_a_metric_have_no_tile(tmp_path: Path) -> None:

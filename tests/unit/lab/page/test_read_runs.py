@@ -37,7 +37,7 @@ def test_records_of_a_script_need_nothing_beside_them(
         sink.write(record)
     run = read_run(tmp_path)
     assert run.notes == [] and run.status == status and run.last_step == 300
-    assert "unfinished" not in sentence(run) and "4 replicas trained for 300 steps. The" in sentence(run)
+    assert "unfinished" not in sentence(run) and "4 replicas trained for 300 steps." in sentence(run)
 
 
 @pytest.mark.parametrize("status", [None, "failed"])
@@ -70,7 +70,7 @@ def test_a_missing_file_becomes_a_note(tmp_path: Path, missing: str) -> None:
     [
         (b'{"name": "x', "config.json, line 1: not JSON"),
         (b"", "config.json, line 1: not JSON"),
-        (b"[1]", "config.json must hold an object, got a list"),
+        (b"[1]", "config.json cannot be read (it must hold an object, got a list)"),
         (b"\xff", "config.json cannot be read"),
         (b"[" * 100_000, "config.json cannot be read"),
     ],

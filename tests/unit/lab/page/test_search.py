@@ -54,7 +54,8 @@ def test_a_real_search_is_drawn_as_it_was_recorded(tmp_path: Path) -> None:
     assert traces["ramp"]["x"] == ramp[: len(traces["ramp"]["x"])]
     assert traces["asked for: 0.01"]["x"] == [0.01, 0.01]
     assert traces[f"found: {figure(search.found)}"]["x"] == [search.found] * 2
-    assert set(traces["likely range"]["x"]) == {search.low, search.high}
+    likely = f"likely: {figure(search.low, 2)} to {figure(search.high, 2)} (80 %)"
+    assert traces[likely]["x"] == [search.low, search.high]
 
 
 def test_by_hand() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from hdet.lab.page import Evaluation, Run, headline, sentence
+from hdet.lab.page.run_comparison import comparison_headline, comparison_sentence
 from hdet.lab.page.run_numbers import asked_lr, found_lr, is_sweep
-from hdet.lab.page.sentences import comparison_headline, comparison_sentence, comparison_tiles, run_tiles
+from hdet.lab.page.sentences import run_tiles
 from hdet.records import RoundRecord
 
 CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
@@ -26,8 +27,7 @@ def run(**more: Any) -> Run:
 
 def test_a_finished_run() -> None:
     assert sentence(run()) == (
-        "8 replicas trained for 600 steps in 41 s. The held-out loss fell from 0.69 to 0.412. "
-        "The controller ended at 1.31 times the plan."
+        "8 replicas trained for 600 steps in 41 s. The controller ended at 1.31 times the plan."
     )
 
 
@@ -43,23 +43,16 @@ def test_an_averaged_tail_is_said() -> None:
     assert "final weights" not in sentence(run())
 
 
-def test_a_factor_that_grew_while_the_schedule_fell_never_met_the_peak() -> None:
-    traced = record(num_steps=2, base_trace={"lr": [2e-4, 1e-4]})
-    assert sentence(run(records=[traced])).endswith("The highest learning rate that a step used is 2e-4.")
-
-
 def test_the_unit_of_the_loss_is_said() -> None:
     told = {label: hint for label, _, hint in run_tiles(run(config=CONFIG | {"loss_unit": "nats"}))}
-    assert told["Held-out loss"] == "nats"
+    assert told["Held-out loss"] == "nats, 0.69 at first"
 
 
 def test_an_unfinished_run() -> None:
     text = sentence(
         run(result={}, records=[record(300)], evaluations=[Evaluation(0, 0.69), Evaluation(300, 0.5)])
     )
-    assert text.startswith(
-        "The run is unfinished. 8 replicas trained for 300 of 600 steps so far. The held-out loss fell from "
-    )
+    assert text.startswith("The run is unfinished. 8 replicas trained for 300 of 600 steps so far. ")
 
 
 def test_an_unfinished_run_that_has_not_evaluated() -> None:
@@ -71,8 +64,7 @@ def test_a_failed_run() -> None:
     result = {"status": "failed", "steps": 120, "seconds": 9.0, "error": "no replica is healthy"}
     text = sentence(run(result=result, records=[record(120)], evaluations=[Evaluation(0, 0.69)]))
     assert text.startswith(
-        "The run failed after 120 of 600 steps in 9 s. The reason is this: no replica is healthy. "
-        "The held-out loss was 0.69."
+        "The run failed after 120 of 600 steps in 9 s. The reason is this: no replica is healthy. The"
     )
 
 
@@ -126,7 +118,8 @@ def test_records_alone_tell_loss_and_learning_rate() -> None:
     ]
     one = Run(path=Path("a"), name="a", records=records)
     assert headline(one) == "Trained with a learning rate of 2e-3, without a search."
-    assert sentence(one) == "8 replicas trained for 6 steps. The training loss fell from 2 to 1.5."
+    assert sentence(one) == "8 replicas trained for 6 steps."
+    assert list(run_tiles(one))[1] == ("Training loss", "1.5", "2 at first")
     lowered = replace(records[-1], correction={"lr": 0.5}, num_brakes=1)
     one.records[-1] = lowered
     assert (asked_lr(one), found_lr(one)) == (2e-3, pytest.approx(1e-3))
@@ -148,7 +141,7 @@ def test_groups_with_learning_rates_of_their_own() -> None:
 def test_the_form_of_the_paper() -> None:
     records = [record(base_trace={"lr": [1e-4, 5e-4]}, base={"lr": 2e-4}, num_steps=2)]
     text = sentence(run(config=CONFIG | {"controller": "paper"}, records=records))
-    assert "The controller held the learning rate itself. It peaked at 5e-4 and ended at 2e-4." in text
+    assert "The controller held the learning rate itself, and ended at 2e-4." in text
 
 
 def test_replicas_left_out() -> None:
@@ -212,8 +205,6 @@ def test_a_sweep_says_its_best() -> None:
     assert comparison_sentence(runs) == (
         "It ended at a held-out loss of 0.125. The next best is 0.1, 20 % above."
     )
-    tiles = list(comparison_tiles(runs))
-    assert tiles[0] == ("Learning rate", "0.03", "of the best run") and ("Runs", "4", "") in tiles
     assert "at the edge of the sweep" in comparison_sentence([*runs, *swept({1e-4: 0.1})])
     other = replace(runs[0], config=runs[0].config | {"seed": 3})
     assert not is_sweep([*runs[1:], other]) and not is_sweep([*runs, runs[0]]) and not is_sweep(runs[:2])

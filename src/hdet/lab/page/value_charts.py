@@ -1,0 +1,81 @@
+"""Charts of values over the run: learning rates and other hyperparameters, their plan and their spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hdet.lab.page import run_numbers as numbers
+from hdet.lab.page.chart import Chart, Trace, band, curve, line, series_color, thin
+from hdet.lab.page.read_runs import Run
+from hdet.round_record import is_learning_rate
+
+
+def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """The learning rate over the run: its base, the values of the replicas around it, and the plan."""
+    names = numbers.learning_rates(run)
+    traces = _values(run, names, "learning rate", max_points)
+    if not traces:
+        return
+    peaks = [max(known) for trace in traces if (known := [y for y in trace["y"] if 0 < y < math.inf])]
+    caption = _caption(traces) or "Every step used the learning rate that was planned."
+    before = [0, *(record.num_brakes for record in run.records)]
+    brakes = [r.step for r, count in zip(run.records, before, strict=False) if r.num_brakes > count]
+    if brakes:
+        caption += " At the crosses the run had collapsed, and the guard went back."
+        used = dict(zip(*numbers.base_series(run, names[0]), strict=True))
+        marker = {"size": 10, "symbol": "x", "color": "--alarm"}
+        given_up = [used.get(step) for step in brakes]
+        traces.append(line(brakes, given_up, "guard went back", "--alarm", mode="markers", marker=marker))
+    is_log = bool(peaks) and max(peaks) > 10 * min(peaks)
+    style = {"hover": "x unified", "max_decades": 3, "layout": {"yaxis": {"rangemode": "tozero"}}}
+    yield Chart("Learning rate over the run", caption, traces, "learning rate", is_log=is_log, **style)
+
+
+def value_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Every other hyperparameter that replicas explored, or that changed over the run."""
+    others = (name for name in numbers.hyperparameters(run) if not is_learning_rate(name))
+    explored = numbers.explored(run)
+    for family, members in numbers.families(others).items():
+        traces = _values(run, members, family, max_points)
+        is_moving = any(len(set(trace["y"])) > 1 for trace in traces)
+        if is_moving or (traces and set(members) & set(explored)):
+            caption = _caption(traces) or "The value that every replica used."
+            yield Chart(f"{family} over the run", caption, traces, family, hover="x unified", is_log=True)
+
+
+def _caption(traces: Sequence[Trace]) -> str:
+    names = {trace["name"] for trace in traces}
+    said = []
+    if "replicas" in names:
+        said.append("Each replica used a value of its own within the band. The line is the base.")
+    if any(trace["meta"][1:] == ["aside"] for trace in traces):
+        said.append("The dotted line is what was planned.")
+    return " ".join(said)
+
+
+def _values(run: Run, names: Sequence[str], what: str, max_points: int) -> list[Trace]:
+    """Draw bands, plans where they were not kept to, and bases; what is equal is drawn once."""
+    used: dict[object, list[str]] = {}
+    for name in names:
+        steps, values = numbers.base_series(run, name)
+        if steps:
+            used.setdefault((*steps, *(f"{v:.9g}" for v in values)), []).append(name)
+    plans: dict[object, tuple[list[int], list[float]]] = {}
+    traces = []
+    for name, *_ in used.values():
+        steps, low, high = numbers.fan_limits(run, name)
+        kept = thin([low, high], max_points // 2)
+        ends = [low[i] for i in kept], [high[i] for i in kept]
+        traces += band([steps[i] for i in kept], *ends, "replicas", showlegend=not traces)
+        steps, values = numbers.plan_series(run, name)
+        plans[(*steps, *(f"{v:.9g}" for v in values))] = steps, values
+    for plan in plans.values():
+        # A plan may fall far below the base that was learned: the axis does not follow it there.
+        style = {"width": 1.5, "meta": ["", "aside"]}
+        traces += curve(*plan, "planned", ("--muted", "dot"), max_points // 2, **style)
+    for index, members in enumerate(used.values()):
+        label = ", ".join(members) if len(used) > 1 else what
+        color = series_color(index, len(used))
+        traces += curve(*numbers.base_series(run, members[0]), label, color, max_points, width=2.2)
+    return traces
