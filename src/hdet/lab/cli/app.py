@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import itertools
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,10 +22,36 @@ from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, wri
 from hdet.lab.pool import stop_on_signal
 from hdet.lab.train.config import RunConfig
 
-Engine = Enum("Engine", {"virtual": "virtual", "torchrun": "torchrun"}, type=str)
+_PANELS = {
+    "The method: fan-out, converge, steer": (
+        "replicas",
+        "engine",
+        "spread",
+        "sync_every",
+        "explore",
+        "probe",
+        "controller",
+        "controller_start",
+        "temperature",
+        "noise_scale",
+        "per_group",
+        "gradients",
+    ),
+    "The search: a wide fan-out before the run": ("lr", "find"),
+    "The schedule and the optimizer": (
+        "steps",
+        "warmup",
+        "anneal",
+        "anneal_to",
+        "average_tail",
+        "optimizer",
+        "weight_decay",
+        "momentum",
+    ),
+}
 
 
-@takes(RunConfig, task="feed", lr=None, steps=None, engine=Engine.virtual)
+@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9)
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
@@ -40,11 +65,12 @@ def run(
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
-    """Find the learning rate, train once, and write a report.
+    """Find the learning rate, train replicas that differ and converge, and write a report.
 
-    Short trials find the learning rate. The run then has a warm-up and an anneal, and ends with the mean of
-    the weights of its last steps. With --spread above 0, replicas train with different learning rates and
-    average their parameters every T steps. Ctrl-C saves the run, and `hdet resume` goes on with it.
+    A wide fan-out of short trials finds the learning rate. Then each replica trains with a learning rate of
+    its own (fan-out), every T steps they are compared and averaged (converge), and a controller may move the
+    shared value by what they saw (steer). The run ends with the mean of the weights of its last steps.
+    Ctrl-C saves it, and `hdet resume` goes on.
     """
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.tasks.task import load_task, parse_options
@@ -56,7 +82,6 @@ def run(
         task = load_task(settings["task"], options)
         defaults = {"lr": task.learning_rate, "steps": task.num_steps}
         settings |= {key: value for key, value in defaults.items() if settings[key] is None}
-        settings["engine"] = settings["engine"].value
         settings["explore"] = {
             what: require_number(f"--explore {what}", spread, at_least=0)
             for what, spread in parse_options(settings["explore"] or [], "--explore").items()
@@ -139,7 +164,7 @@ def sweep(
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
-    """Train with every learning rate of a grid, and mark the best.
+    """Train plainly with every learning rate of a grid, and mark the best.
 
     Runs that are already in the folder are not repeated. So a sweep that was stopped goes on, and more points
     refine it.
@@ -239,7 +264,7 @@ def doctor(is_json: Json = False) -> None:
 
 
 app = typer.Typer(
-    help="Find the learning rate, train with it, and see what was found.",
+    help="Hyperparameter-divergent ensemble training: replicas fan out, converge and steer.",
     epilog="Exit codes: 0 done. 1 training or a check failed. 2 an argument or a file is not right. "
     "3 training diverged. 130 stopped.",
     pretty_exceptions_enable=False,

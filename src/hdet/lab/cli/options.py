@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -29,7 +29,9 @@ Live = Annotated[
 Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too. Repeatable.")]
 
 
-def takes(settings: type, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    settings: type, panels: Mapping[str, Sequence[str]] | None = None, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the fields of a dataclass as options, in ``**settings``, before those of its own.
 
     The sentences under each field, up to an empty line, are the help of its option. A dictionary is given as
@@ -37,6 +39,7 @@ def takes(settings: type, **defaults: Any) -> Callable[[Callable[..., None]], Ca
 
     Args:
         settings: the dataclass.
+        panels: headings of the help, and the fields that stand below each.
         defaults: of options, where they are not those of the fields.
     """
     source: Any = ast.parse(inspect.getsource(settings)).body[0]
@@ -45,19 +48,26 @@ def takes(settings: type, **defaults: Any) -> Callable[[Callable[..., None]], Ca
         for field, words in itertools.pairwise(source.body)
         if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr)
     }
+    headings = {name: heading for heading, names in (panels or {}).items() for name in names}
     hints: dict[str, Any] = get_type_hints(settings)
+    fields = {field.name: field for field in dataclasses.fields(settings)}
     options = []
-    for field in dataclasses.fields(settings):
-        hint, default = hints[field.name], defaults.get(field.name, field.default)
+    for name in dict.fromkeys([*headings, *fields]):
+        hint, default = hints[name], defaults.get(name, fields[name].default)
         if get_origin(hint) is Literal:
-            hint = type(default)  # a word, or one of an Enum
+            hint = str
         elif get_origin(hint) is dict:
             hint, default = list[str], None
         if default is None:
             hint = hint | None
-        option = Annotated[hint, typer.Option(help=helps[field.name])]
+        flags = [f"--{name.replace('_', '-')}"] if default is False else []  # nobody needs to say no
+        shown = f"{default:.3g}" if isinstance(default, float) and len(str(default)) > 6 else True
+        option = typer.Option(
+            *flags, help=helps[name], rich_help_panel=headings.get(name), show_default=shown
+        )
         default = inspect.Parameter.empty if default is dataclasses.MISSING else default
-        options.append(inspect.Parameter(field.name, _KEYWORD, default=default, annotation=option))
+        option = Annotated[hint, option]
+        options.append(inspect.Parameter(name, _KEYWORD, default=default, annotation=option))
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
         *own, _ = inspect.signature(command, eval_str=True).parameters.values()

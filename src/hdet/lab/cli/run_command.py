@@ -16,7 +16,8 @@ import typer
 
 from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
-from hdet.lab.page import LivePage, Run, headline
+from hdet.lab.page import LivePage, Run, headline, read_run
+from hdet.lab.page.method_parts import method_parts
 from hdet.lab.page.run_numbers import main_metrics
 from hdet.lab.page.sentences import search_sentence
 from hdet.lab.pool import stop_on_signal
@@ -175,12 +176,12 @@ class RunCommand:
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     report = write_report([folder.path], folder.report, screen)
-    rows = {"status": result.status, "held-out loss": number(result.final_loss)}
+    rows = {"held-out loss": number(result.final_loss), "status": result.status}
     rows |= {name.replace("_", " "): number(value) for name, value in main_metrics(result.metrics).items()}
     found, asked = number(result.found_lr, 3), number(result.base_lr, 3)
     rows["learning rate"] = found if found == asked else f"{found} (you asked for {asked})"
     rows["steps"] = f"{result.steps} in {result.seconds:.1f} s"
-    screen.show((), rows.items())
+    screen.show((), [*rows.items(), *method_parts(read_run(folder.path))])
     if report is not None:
         screen.say(f"report: {report}")
     if result.status in ("failed", "diverged"):

@@ -32,8 +32,8 @@ EXPLORABLE = ("weight_decay", "momentum", "beta2", "epsilon", *OF_MODELS)
 class RunConfig:
     """Settings of one training; plain values only, so that a folder can keep them as JSON.
 
-    They are the options of ``hdet run``, and the first sentences under each are its help.
-    The defaults are those of :class:`hdet.AutoLR`, and of ``hdet run``.
+    They are the options of ``hdet run``, and the first sentences under each are its help. The defaults are
+    those of :class:`hdet.AutoLR`. ``hdet run`` has them too, but for a spread of 1/9.
 
     >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
     >>> config.find, config.controller, config.average_tail
@@ -45,15 +45,13 @@ class RunConfig:
     task_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the task."""
     lr: Positive
-    """Your guess of the learning rate (default: the task's).
-
-    It is the peak of the plan."""
+    """Your guess of the peak learning rate (default: the task's)."""
     steps: int
     """Optimizer steps (default: the task's)."""
     replicas: int = 8
     """Number of replicas, N."""
     engine: Literal["virtual", "torchrun"] = "virtual"
-    """All replicas in this process, or one process each."""
+    """virtual: all replicas in this process. torchrun: one process each."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """adamw, adam or sgd."""
     weight_decay: NotNegative = 0.0
@@ -63,43 +61,37 @@ class RunConfig:
     anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
     """Fall after the warm-up: linear, cosine or none."""
     anneal_to: Annotated[float, {"at_least": 0, "at_most": 1}] = _CHOSEN
-    """Share of the peak at which the anneal ends (default: 0.15 with a tail, else 0)."""
+    """Share of the peak where the anneal ends (default: 0.15 with a tail, else 0)."""
     average_tail: Share = _CHOSEN
-    """Average the weights over this share of the steps, the last ones (default: 0.075 with the guard, else
-    0)."""
+    """Share of the last steps whose weights are averaged (default: 0.075 with the guard, else 0)."""
     warmup: Share = _CHOSEN
-    """Share of the steps in which the LR rises (default: 0.4 with guard, else 0.1)."""
+    """Share of the steps in which the LR rises (default: 0.4 with the guard, else 0.1)."""
     spread: Share = _CHOSEN
-    """How far the replicas' LRs reach to both sides of the plan (default: 1/9 with a controller that compares
-    replicas, else 0)."""
+    """Half-width of the replicas' LRs around the shared one; 0 keeps them equal."""
     per_group: bool = False
-    """Give each parameter group a factor of its own."""
+    """Spread each parameter group by itself."""
     explore: dict[str, float] = field(default_factory=dict)
-    """Explore another hyperparameter too: NAME=SPREAD, such as weight_decay=0.5. Repeatable."""
+    """Spread another hyperparameter too: NAME=SPREAD, such as weight_decay=0.5. Repeatable."""
     gradients: Literal["shared", "local"] = "shared"
-    """shared: replicas step with the mean. local: each with its own."""
+    """shared: replicas step with the mean gradient. local: each with its own."""
     sync_every: int = _CHOSEN
     """Steps per round, T (default: 25, or by length with the guard).
 
     With the guard there are fewer than 25 in a short run, and more in a long one."""
     find: bool = _CHOSEN
-    """Find the LR by short trials before the run (default: if the run has 50 steps or more).
+    """Find the LR by short trials first (default: in runs of 50 steps or more).
 
     See :func:`hdet.find_lr`."""
     controller: Literal["guard", "log", "paper", "none"] = "guard"
-    """guard: if the run collapses, go back and lower the LR. log: move the LR by comparing replicas. paper:
-    the same by eq. 7. none: follow the plan."""
+    """paper or log: the replicas move the LR (auto-LR). guard: go back after a collapse. none."""
     controller_start: CountFromZero = _CHOSEN
-    """Step from which the controller acts (default: after the warm-up with paper, which then holds the LR,
-    else 0)."""
+    """Step from which it acts (default: after the warm-up with paper, else 0)."""
     temperature: float | None = None
-    """Temperature of the paper's controller (default: how far losses differ)."""
+    """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True
-    """Compare replicas on one held-out batch, not on their training losses."""
+    """Compare replicas on one held-out batch, or on their training losses."""
     noise_scale: NotNegative = 0.0
-    """Noise on each replica's first weights.
-
-    A share of the weights' size; see :func:`hdet.warm_start`."""
+    """Warm noisy start: noise on each replica's first weights, as a share of their size."""
     seed: CountFromZero = 0
     """Seed of weights, batches and assignments."""
     evaluate_every: CountFromZero = 0

@@ -1,0 +1,62 @@
+"""The parts of the method in a run, one line each: what each did, for a terminal or a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hdet.lab.page.read_runs import Run
+from hdet.lab.page.sentences import count, figure
+from hdet.lab.page.what_replicas_said import explored, what_replicas_said
+from hdet.round_record import is_learning_rate
+
+
+def method_parts(run: Run) -> Iterator[tuple[str, str]]:
+    """Give the name of every part that the run had, and what it did, in the order of the method."""
+    if run.search is not None:
+        ended = "kept" if run.search.found == run.search.asked else f"found {figure(run.search.found)} from"
+        trials = count(len(run.search.trials), "trial")
+        steps = count(run.search.num_steps, "step")
+        yield "search", f"{trials}, {steps}: {ended} {figure(run.search.asked)}"
+    rounds = [record for record in run.records if record.ends_round]
+    names = explored(rounds)
+    replicas = count(run.num_replicas or 1, "replica")
+    if names:
+        widths = ", ".join(f"{name} x{low:.3g} to x{high:.3g}" for name, low, high in _ranges(run, names))
+        yield "fan-out", f"{replicas}, {widths}, {count(len(rounds), 'round')}"
+        share = _share_of_time(run)
+        took = "" if share is None else f", {share:.2g} % of the time in syncs"
+        yield "converge", f"{count(sum(record.converged for record in run.records), 'time')}{took}"
+        for said in what_replicas_said(rounds):
+            yield "replicas said", said.sentence
+    else:
+        yield "fan-out", f"none: {replicas}, all alike"
+    yield from _steered(run)
+    for name in names:
+        if not is_learning_rate(name) and (bases := [r.base[name] for r in rounds if name in r.base]):
+            yield "explored", f"{name} began at {figure(bases[0])} and ended at {figure(bases[-1])}"
+    if run.records and run.records[-1].num_averaged_steps:
+        steps = count(run.records[-1].num_averaged_steps, "step")
+        yield "tail", f"the final weights are the mean over the last {steps}"
+
+
+def _ranges(run: Run, names: list[str]) -> Iterator[tuple[str, float, float]]:
+    for name in names:
+        factors = [factor for record in run.records for factor in record.multipliers.get(name, [])]
+        yield name, min(factors), max(factors)
+
+
+def _share_of_time(run: Run) -> float | None:
+    """Give the percentage of the run's time that was spent in syncs, probes included."""
+    spent = math.fsum(time for record in run.records for time in record.milliseconds.values())
+    return None if not run.seconds else spent / (10 * run.seconds)
+
+
+def _steered(run: Run) -> Iterator[tuple[str, str]]:
+    if run.compares:
+        moved = run.records[-1].correction
+        ends = ", ".join(f"{name} at x{factor:.3g} of the plan" for name, factor in moved.items())
+        yield "auto-LR", f"ended with {ends}" if ends else "held the plan"
+    elif run.config.get("controller") == "guard":
+        times = count(run.num_brakes, "time")
+        yield "guard", f"went back {times}" if run.num_brakes else "had nothing to do"

@@ -1,0 +1,70 @@
+"""The lines of a run's parts say what its records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hdet.lab.page.method_parts import method_parts
+from hdet.lab.page.read_runs import Run
+from hdet.records import RoundRecord, SearchRecord
+
+
+def record(number: int, **fields: Any) -> RoundRecord:
+    return RoundRecord(round=number, step=10 * (number + 1), num_replicas=2, converged=True, **fields)
+
+
+def lines_of(**fields: Any) -> list[tuple[str, str]]:
+    return list(method_parts(Run(path=Path(), name="run", **fields)))
+
+
+def test_a_run_whose_replicas_differed():
+    spread = {
+        "multipliers": {"lr": [0.9, 1.1], "weight_decay": [0.5, 1.5]},
+        "values": {"lr": [0.009, 0.011], "weight_decay": [0.05, 0.15]},
+        "probes": [1.0, 0.8],
+        "milliseconds": {"probe": 3.0, "converge": 2.0},
+    }
+    records = [record(n, base={"lr": 0.01, "weight_decay": 0.1 + n / 10}, **spread) for n in range(10)]
+    search = SearchRecord(
+        asked=1e-3,
+        found=0.01,
+        low=0.005,
+        high=0.02,
+        reason="trials",
+        num_steps=46,
+        ramp=[],
+        trials=[[0.01, 1.0]] * 8,
+    )
+    lines = lines_of(records=records, search=search, result={"seconds": 1.0}, config={"controller": "guard"})
+    assert lines == [
+        ("search", "8 trials, 46 steps: found 0.01 from 1e-3"),
+        ("fan-out", "2 replicas, lr x0.9 to x1.1, weight_decay x0.5 to x1.5, 10 rounds"),
+        ("converge", "10 times, 5 % of the time in syncs"),
+        (
+            "replicas said",
+            "Higher lr did better (loss at the highest value minus the lowest -0.2 ± 0, 10 rounds).",
+        ),
+        (
+            "replicas said",
+            "Higher weight_decay did better (loss at the highest value minus the lowest -0.2 ± 0, 10 rounds).",
+        ),
+        ("guard", "had nothing to do"),
+        ("explored", "weight_decay began at 0.1 and ended at 1"),
+    ]
+
+
+def test_a_run_of_equal_replicas_that_went_back():
+    records = [record(n, multipliers={"lr": [1.0, 1.0]}, num_brakes=n) for n in range(3)]
+    records[-1].num_averaged_steps = 75
+    assert lines_of(records=records, config={"controller": "guard"}) == [
+        ("fan-out", "none: 2 replicas, all alike"),
+        ("guard", "went back 2 times"),
+        ("tail", "the final weights are the mean over the last 75 steps"),
+    ]
+
+
+def test_a_controller_says_where_it_ended():
+    spread = {"multipliers": {"lr": [0.9, 1.1]}, "losses": [1.0, None], "signal": {"lr": 0.1}}
+    records = [record(n, correction={"lr": 0.25}, **spread) for n in range(3)]
+    assert ("auto-LR", "ended with lr at x0.25 of the plan") in lines_of(records=records)
