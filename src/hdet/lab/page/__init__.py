@@ -3,6 +3,7 @@
 from hdet.lab.page.read_runs import Evaluation, Run, read_run, runs_within
 from hdet.lab.page.run_report import LivePage, build_report, follow
 from hdet.lab.page.sentences import headline, sentence
+from hdet.lab.page.what_replicas_said import what_replicas_said
 
 __all__ = [
     "Evaluation",
@@ -14,4 +15,5 @@ __all__ = [
     "read_run",
     "runs_within",
     "sentence",
+    "what_replicas_said",
 ]

@@ -27,7 +27,6 @@ class Chart:
     title: str
     caption: str
     traces: list[Trace] = field(default_factory=list)
-    """Drawn whatever is chosen, on top of it."""
     y_title: str = ""
     x_title: str = STEPS
     hover: str = "closest"
@@ -37,8 +36,6 @@ class Chart:
     """Begin with a logarithmic vertical axis; None if there is nothing to switch."""
     max_decades: float = 0
     """Decades that a logarithmic axis reaches down from the top at first; 0 for all the way."""
-    choices: dict[str, list[Trace]] = field(default_factory=dict)
-    """Traces to choose from, by label. Their colours stand for the position in the spread."""
     is_table_of_points: bool = False
     """List the numbers point by point, as is done without steps, rather than by step."""
     layout: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +44,6 @@ class Chart:
         """Give what the page's script reads; an axis of steps reaches to ``num_steps``, if that is known."""
         has_steps = self.x_title == STEPS
         return vars(self) | {
-            "choices": [{"label": label, "traces": traces} for label, traces in self.choices.items()],
             "num_steps": num_steps if has_steps else 0,
             "points": self.is_table_of_points or not has_steps,
         }
@@ -151,19 +147,19 @@ class Pool:
 
     def add(self, chart: Chart, num_steps: int = 0) -> Any:
         """The data of a chart, safe to draw, with its long lists in the pool."""
-        return self._walk(chart.data(num_steps), "")
+        return self._walk(chart.data(num_steps))
 
     @property
     def texts(self) -> list[str]:
         """List the entries of the pool, as JSON."""
         return list(self._texts)
 
-    def _walk(self, value: Any, key: str) -> Any:
+    def _walk(self, value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
             return {name: self._walk(entry, name) for name, entry in value.items()}
         if isinstance(value, float):
             return _rounded(value)
-        if isinstance(value, str) and key != "label":  # the page sets that one as text
+        if isinstance(value, str):
             text = value if key == "hovertemplate" else _without_markup(value)
             return self._place(text) if len(text) > 24 else text
         if isinstance(value, list | tuple):

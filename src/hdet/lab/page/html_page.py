@@ -169,12 +169,11 @@ def introduction_html(
 
 def _figure_html(chart: Chart, identity: str, level: int) -> str:
     """The frame of a chart; the page's script draws into it."""
-    key = '<span class="key">lowest value <i></i> highest value</span>' if chart.choices else ""
     label = text(f"Chart: {chart.title}. {chart.caption} The numbers are in the table below.")
     return (
         f'<figure class="{"wide" * chart.is_wide}" aria-labelledby="{identity}-title">'
         f'<div class="head"><h{level} class="title" id="{identity}-title">{text(chart.title)}</h{level}>'
-        f'<div class="tools">{key}</div></div>'
+        '<div class="tools"></div></div>'
         f'<div class="plot" id="{identity}" role="group" style="min-height:{chart.height}px" '
         f'aria-label="{label}"></div>'
         f"<figcaption>{text(chart.caption)}</figcaption>"

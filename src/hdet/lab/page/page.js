@@ -1,6 +1,5 @@
 "use strict";
-// Draws what the page's data say. State is the theme, and per chart what is chosen and whether its axis is
-// logarithmic; every change goes through draw(), which makes the figure anew from data and state.
+// Draws what the page's data say. State is the theme, and per chart whether its axis is logarithmic; every change goes through draw(), which makes the figure anew from data and state.
 (() => {
   const root = document.documentElement;
   const isCoarse = matchMedia("(pointer: coarse)").matches;
@@ -19,24 +18,17 @@
   const charts = new Map();
   for (const div of document.querySelectorAll(".plot")) {
     const spec = revive(store.charts[div.id]);
-    charts.set(div, { spec, isLog: spec.is_log === true, choice: 0, legendHeight: 0, isDrawn: false, ...kept.charts?.[keyOf(div)] });
+    charts.set(div, { spec, isLog: spec.is_log === true, legendHeight: 0, isDrawn: false, ...kept.charts?.[keyOf(div)] });
   }
 
   // --- colours ------------------------------------------------------------------------------------------
   const colorOf = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  const color = (name) => {
-    if (!name.startsWith("--spread ")) return colorOf(name);
-    const position = Number(name.slice(9));
-    const [from, to] = [channels(colorOf("--spread-mid")), channels(colorOf(position < 0 ? "--spread-low" : "--spread-high"))];
-    return `rgb(${from.map((c, i) => Math.round(c + (to[i] - c) * Math.abs(position))).join(",")})`;
-  };
   const paint = (value, key = "") => {
     if (Array.isArray(value)) return typeof value[0] === "object" ? value.map((entry) => paint(entry)) : value;
     if (value !== null && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([name, entry]) => [name, paint(entry, name)]));
     }
-    return typeof value === "string" && value.startsWith("--") && key.endsWith("color") ? color(value) : value;
+    return typeof value === "string" && value.startsWith("--") && key.endsWith("color") ? colorOf(value) : value;
   };
 
   // --- figures ------------------------------------------------------------------------------------------
@@ -49,7 +41,7 @@
   // that the axis need not reach it ("aside").
   const roleOf = (trace) => (trace.meta && trace.meta[1]) || "";
   const isShown = (trace) => !["legend", "mark"].includes(roleOf(trace));
-  const tracesOf = ({ spec, choice }) => [...(spec.choices.length ? spec.choices[choice].traces : []), ...spec.traces];
+
 
   const logRange = (traces, axis, maxDecades) => {
     const values = traces.filter((trace) => !["legend", "aside"].includes(roleOf(trace))).flatMap((trace) => trace[axis]).filter((v) => v > 0);
@@ -87,8 +79,8 @@
     ticks: "outside", ticklen: 4, automargin: true, zeroline: false, separatethousands: true, exponentformat: "e", ...more,
   });
   const figureOf = (chart, width) => {
-    const { spec, choice, isLog, legendHeight } = chart;
-    const traces = tracesOf(chart);
+    const { spec, isLog, legendHeight } = chart;
+    const { traces } = spec;
     const logAxis = (name, maxDecades) => {
       const range = logRange(traces, name, maxDecades);
       return { type: "log", range, ...logTicks(range) };
@@ -111,7 +103,7 @@
       showlegend: entries.length > 1,
       legend: { orientation: "h", ...(isInTwos ? { entrywidth: half, entrywidthmode: "fraction" } : {}), xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom",
         font: { size: 12, color: colorOf("--muted") }, bgcolor: "rgba(0,0,0,0)", itemsizing: "trace", tracegroupgap: 0, traceorder: "normal" },
-      uirevision: `${choice} ${isLog}`,
+      uirevision: `${isLog}`,
       xaxis: axis(spec.x_title, { nticks: width < 480 ? 5 : 10, ...steps, ...spec.layout.xaxis, ...x,
         unifiedhovertitle: { text: spec.x_title === "optimizer step" ? "step %{x:,}" : `${spec.x_title} %{x}` } }),
       yaxis: axis(spec.y_title, { nticks: 7, ...spec.layout.yaxis, ...y }),
@@ -171,7 +163,7 @@
   const plain = (text) => String(text).replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&#37;", "%").replaceAll("&amp;", "&");
   const rowsOf = (chart) => {
     const { spec } = chart;
-    const traces = tracesOf(chart).filter(isShown);
+    const traces = spec.traces.filter(isShown);
     if (spec.points) {
       const hasMore = traces.some((trace) => Array.isArray(trace.customdata));
       const rows = traces.flatMap((t) => t.x.map((x, i) => [t.name, x, t.y[i], ...(hasMore ? [t.customdata?.[i] ?? ""] : [])]));
@@ -203,21 +195,6 @@
   for (const [div, chart] of charts) {
     const figure = div.closest("figure");
     const tools = figure.querySelector(".tools");
-    if (chart.spec.choices.length > 1) {
-      const label = element("label", "Colour by ");
-      const select = element("select");
-      chart.choice = Math.min(chart.choice, chart.spec.choices.length - 1);
-      chart.spec.choices.forEach(({ label: text }, i) => select.append(element("option", text, { value: i })));
-      select.value = chart.choice;
-      select.addEventListener("change", () => {
-        chart.choice = Number(select.value);
-        const key = figure.querySelector(".key");
-        if (key) key.hidden = chart.spec.choices[chart.choice].label === "replica";
-        draw(div);
-      });
-      label.append(select);
-      tools.append(label);
-    }
     if (chart.spec.is_log !== null) {
       const button = element("button", "Log", { type: "button", "aria-label": "Log scale", "aria-pressed": chart.isLog });
       button.addEventListener("click", () => {
@@ -302,7 +279,7 @@
     const state = {
       theme: root.dataset.theme, scroll: scrollY,
       runs: runs.map((run, i) => (run.open ? i : -1)), numbers: numberTables.filter((table) => table.open).map(keyOf),
-      charts: Object.fromEntries([...charts].map(([div, { isLog, choice }]) => [keyOf(div), { isLog, choice }])),
+      charts: Object.fromEntries([...charts].map(([div, { isLog }]) => [keyOf(div), { isLog }])),
     };
     history.replaceState({ hdet: state }, "");
     location.reload();

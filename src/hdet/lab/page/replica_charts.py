@@ -1,86 +1,66 @@
-"""Charts of the replicas and their syncs: losses and weights, the controller, cost, and who was left out."""
+"""Charts of the replicas and their syncs: what they said, the controller, cost, and who was left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hdet.lab.page.chart import Chart, Trace, curve, line, series_color, thin, unzip
-from hdet.lab.page.read_runs import Run, loss_title
-from hdet.lab.page.run_numbers import Slot, across_spread, by_slot, differences_from_mean, explored, families
-from hdet.records import RoundRecord
+from hdet.lab.page.read_runs import Run
+from hdet.lab.page.run_numbers import families
+from hdet.lab.page.what_replicas_said import Mean, explored, mean_of, means_by_place, what_replicas_said
 
-_MAX_CHOICES = 6
-_MAX_LINES = 16
 _MAX_BARS = 240
 _MAX_MARKS = 2000
 _PHASE_COLORS = {"probe": 1, "measure": 5, "converge": 4, "steer": 3}
-_OF_EACH = {
-    "losses": ("Losses of the replicas", "training loss", "The mean of each round, on a replica's own data."),
-    "probes": (
-        "Losses on the probe",
-        "probe loss",
-        "On one batch, the same for every replica, just before they are averaged.",
-    ),
-    "weights": ("Weights of the replicas", "weight", "How much each counted for the controller (eq. 4)."),
-}
-"""Title, name and caption of the charts that have a line per replica, by field of the record."""
+_NUM_STRETCHES = 12
+_OVER_MEAN = "value over the mean value"
 
 
-def replica_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Draw losses and weights of every replica, where something differed between them."""
-    names = explored(run)
-    for field, (title, what, caption) in _OF_EACH.items() if names else ():
-        records = [record for record in run.records if len({*getattr(record, field)} - {None}) > 1]
-        is_loss = what != "weight"
-        choices = _choices(records, field, names, what, run.loss_unit * is_loss, max_points)
-        style = {"is_wide": True, "is_log": False if is_loss else None, "choices": choices}
-        y_title = loss_title(run.loss_unit) if is_loss else what
-        if records:
-            caption += " Look for a colour that stays on one side of the others."
-            yield Chart(title, caption, y_title=y_title, **style)
+def said_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Draw the replicas' losses against their values: over all rounds, and in parts of the run."""
+    said = what_replicas_said(run.records)
+    against, over_run = list[Trace](), list[Trace]()
+    for index, one in enumerate(said):
+        color, (slope, _) = series_color(index, len(said))[0], one.slope
+        against.append(_with_errors(one.places, one.name, color, mode="markers", legendgroup=one.name))
+        logs = [math.log(place.place) for place in one.places]
+        fitted = [slope * (x - sum(logs) / len(logs)) for x in logs]
+        style = {"legendgroup": one.name, "showlegend": False, "meta": ["", "mark"], "hoverinfo": "skip"}
+        x = [place.place for place in one.places]
+        against.append(line(x, fitted, f"{one.name}, fitted", color, width=1.5, **style))
+        size = max(2, math.ceil(len(one.rounds) / _NUM_STRETCHES))
+        stretches = [one.rounds[i : i + size] for i in range(0, len(one.rounds) - size + 1, size)]
+        means = [mean_of([difference for _, difference in part], part[-1][0]) for part in stretches]
+        over_run.append(_with_errors(means, one.name, color))
+    if said:
+        slopes = (f"{one.name} {one.slope[0]:+.2g} ± {one.slope[1]:.1g}" for one in said)
+        caption = " ".join(one.sentence for one in said)
+        caption += f" Slope of the loss on the log of the value: {', '.join(slopes)}."
+        caption += " ± is one standard error, a bar is two. Short rounds favour small learning rates, so the "
+        caption += "better side of a round is not always the better one in the end."
+        title = "Losses of the replicas against their values"
+        yield Chart(title, caption, against, "loss minus mean of the round", _OVER_MEAN)
+        caption = "Below zero, higher values did better. Each dot is a mean over the rounds since the dot "
+        caption += "before it, with two standard errors."
+        yield Chart("Highest value minus lowest, over the run", caption, over_run, "loss difference")
 
 
-def _choices(
-    records: Sequence[RoundRecord], field: str, names: Sequence[str], what: str, unit: str, max_points: int
-) -> dict[str, list[Trace]]:
-    """Lines by place in the spread of each hyperparameter, and by replica."""
-    columns = [slot.values for slot in by_slot(records, field, None)]
-    names = names[: 1 if len(columns) > _MAX_LINES or max_points < 250 else _MAX_CHOICES]
-    # Numbers on the page: replicas x rounds x choices. Lines of many replicas need fewer points each.
-    num_lines = max(1, min(_MAX_LINES, len(columns))) * (len(names) + 1)
-    records = [records[i] for i in thin(columns, min(max_points, max(40, 6 * max_points // num_lines)))]
-    steps = [record.step for record in records]
-    places = {f"position of {name}": by_slot(records, field, name) for name in names}
-    places["replica"] = by_slot(records, field, None)
-    return {label: _lines(steps, slots, what, unit) for label, slots in places.items()}
-
-
-def _lines(x: Sequence[int], slots: Sequence[Slot], what: str, unit: str) -> list[Trace]:
-    """A line per slot, or some of them if there are many."""
-    traces, last, num_drawn = [], len(slots) - 1, min(len(slots), _MAX_LINES)
-    for k in sorted({round(i * last / max(1, num_drawn - 1)) for i in range(num_drawn)}):
-        position, values = slots[k]
-        name = f"replica {k}" if position is None else f"{what}, position {position:+.2f}"
-        # Without a place in the spread, the colour of any replica.
-        color = "--replica" if position is None else f"--spread {max(-1.0, min(1.0, position)):.3g}"
-        style = {"mode": "lines" if len(x) > 1 else "markers", "marker": {"color": color}, "unit": unit}
-        more = {"legendgroup": "replicas", "showlegend": False}
-        traces.append(line(x, values, name, color, width=1.2, **style, **more))
-    # One entry in the legend, which switches them all.
-    label = f"{num_drawn} of {len(slots)} replicas" if len(slots) > num_drawn else "replicas"
-    more = {"legendgroup": "replicas", "hoverinfo": "skip", "meta": ["", "legend"]}
-    return [*traces, line([None], [None], label, "--replica", width=1.5, **more)]
+def _with_errors(means: Sequence[Mean], name: str, color: str, **style: Any) -> Trace:
+    """Dots at means, with bars of two standard errors."""
+    errors = [2 * mean.error for mean in means]
+    bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": color}
+    said = [f"± {2 * mean.error:.3g}, over {mean.num} rounds" for mean in means]
+    hover = "%{fullData.name}<br>at %{x:.6~g}<br>%{y:+.3~g} %{customdata}<extra></extra>"
+    more = {"mode": "lines+markers", "marker": {"size": 7, "color": color}, "customdata": said} | style
+    x, y = [mean.place for mean in means], [mean.mean for mean in means]
+    return line(x, y, name, color, error_y=bars, hovertemplate=hover, **more)
 
 
 def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Draw what the replicas' losses said across the spread, and what the controller made of it."""
+    """Draw which way the losses pointed, and how much each replica counted."""
     records = [record for record in run.records if record.ends_round]
-    advantage = _advantage(run, records)
-    if advantage:
-        caption = "Loss at each place of the spread minus the mean of its round, over all rounds, with two "
-        caption += "standard errors. A slope shows which side did better within a round. Short rounds favour "
-        caption += "small learning rates, so this is not always better in the long run."
-        yield Chart("Loss across the spread", caption, advantage, "loss difference", "factor on the base")
     names = dict.fromkeys(name for record in records for name in (*record.signal, *record.velocity))
     for family, members in families(names).items():
         traces = []
@@ -98,6 +78,14 @@ def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
             caption += "running mean. Above zero means towards larger values. "
             caption += "Dots on both sides alike are noise."
             yield Chart(f"Signal and velocity: {family}", caption, traces, "direction")
+    if any(len(set(record.weights)) > 1 for record in records):
+        caption = "How much a replica counted for the controller (eq. 4), by its value: means over the "
+        caption += "rounds, with two standard errors. The controller moves towards the heavier side."
+        weights = []
+        for index, name in enumerate(explored(records)):
+            means = means_by_place(records, name, lambda record: record.weights)
+            weights += [_with_errors(means, name, series_color(index)[0])] if means else []
+        yield Chart("Weights of the replicas", caption, weights, "weight", _OVER_MEAN)
 
 
 def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
@@ -117,30 +105,13 @@ def health_charts(run: Run, max_points: int) -> Iterable[Chart]:
     left_out = _left_out(run)
     if left_out:
         caption = "Each mark is a sync in which a replica did not count, or had losses that were not finite. "
+        caption += "A replica that was left out gets the mean of the others, and goes on from it. "
         caption += "Marks in one row point at one worker. Marks in one column point at the step."
         known = [r + 1 for _, r, _ in run.excluded_events] + [len(record.losses) for record in run.records]
         axis = {"range": [max(known) - 0.5, -0.5], "dtick": max(1, max(known) // 8), "tick0": 0}
         layout = {"xaxis": {"range": [0, 1.03 * run.last_step]}, "yaxis": axis}
         style = {"height": 280, "is_table_of_points": True, "layout": layout}
-        yield Chart("Replicas left out", caption, left_out, "replica", **style)
-
-
-def _advantage(run: Run, records: Sequence[RoundRecord]) -> list[Trace]:
-    """For every place in the spread: its factor, and its loss against the mean of the round."""
-    traces, differences = [], differences_from_mean(records)
-    hover = "%{fullData.name}<br>factor %{x:.4~g}<br>%{y:+.3~g} %{customdata}<extra></extra>"
-    for index, name in enumerate(explored(run)):
-        places = [place for place in across_spread(records, differences, name) if place.num_rounds > 2]
-        if len(places) < 2:
-            continue
-        color, _ = series_color(index)
-        errors = [2 * place.error for place in places]
-        bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": color}
-        said = [f"± {2 * place.error:.3g}, over {place.num_rounds} rounds" for place in places]
-        style = {"mode": "lines+markers", "marker": {"size": 7}, "hovertemplate": hover, "customdata": said}
-        x, y = [place.factor for place in places], [place.mean for place in places]
-        traces.append(line(x, y, name, color, error_y=bars, **style))
-    return traces
+        yield Chart("Replicas left out and healed", caption, left_out, "replica", **style)
 
 
 def _left_out(run: Run) -> list[Trace]:

@@ -1,35 +1,16 @@
-"""Numbers of a run: learning rates, and records as columns by step, replica and place in the spread."""
+"""Numbers of a run: learning rates found and asked for, and what was recorded or measured, by step."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
-from typing import NamedTuple
 
 from hdet.lab.page.chart import unzip
 from hdet.lab.page.read_runs import Run, number
+from hdet.lab.page.what_replicas_said import explored
 from hdet.records import RoundRecord
 from hdet.round_record import is_learning_rate
-
-
-class Slot(NamedTuple):
-    """Values seen at one place of the spread, whichever replica stood there."""
-
-    position: float | None
-    """Mean position, from -1 to 1; None for a replica, wherever it stood."""
-    values: list[float | None]
-
-
-class Place(NamedTuple):
-    """One place of the spread against the mean of its rounds."""
-
-    factor: float
-    mean: float
-    error: float
-    """Standard error of the mean."""
-    num_rounds: int
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -40,12 +21,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(value / len(known) for value in known) if known else None
-
-
-def explored(run: Run) -> list[str]:
-    """Names of the hyperparameters that differed between replicas, in their order."""
-    spreads = (spread for record in run.records for spread in record.multipliers.items())
-    return list(dict.fromkeys(name for name, factors in spreads if len(set(factors)) > 1))
 
 
 def hyperparameters(run: Run) -> list[str]:
@@ -68,60 +43,6 @@ def families(names: Iterable[str], separators: str = "./[") -> dict[str, list[st
     for name in names:
         found.setdefault(re.split(f"[{re.escape(separators)}]", name, maxsplit=1)[0] or name, []).append(name)
     return found
-
-
-def by_slot(records: Sequence[RoundRecord], field: str, name: str | None) -> list[Slot]:
-    """One column per place in the spread of a hyperparameter, from the lowest value to the highest.
-
-    Replicas change places every round and are averaged, so a place means more over time than a replica.
-    Without a name there is one column per replica.
-    """
-    rows: list[list[float | None]] = [getattr(record, field) for record in records]
-    if name is None:
-        return [Slot(None, list(column)) for column in zip_longest(*rows)]
-    count = max(map(len, rows), default=0)
-    slots = [(list[float](), list[float | None]()) for _ in range(count)]
-    for record, row in zip(records, rows, strict=True):
-        positions = record.positions.get(name, [])
-        is_known = len(positions) == len(row) == count
-        order = sorted(range(count), key=lambda r: positions[r]) if is_known else []
-        for place, (seen, values) in enumerate(slots):
-            values.append(row[order[place]] if order else None)
-            seen += [positions[order[place]]] if order else []
-    return [Slot(sum(seen) / max(1, len(seen)), values) for seen, values in slots]
-
-
-def differences_from_mean(records: Sequence[RoundRecord]) -> list[list[tuple[int, float]]]:
-    """Per round, each replica that counted and its loss (on the probe if there is one) minus their mean."""
-    rounds = []
-    for record in records:
-        scores = record.probes or record.losses
-        known = [(r, s) for r, s in enumerate(scores) if s is not None and math.isfinite(s)]
-        seen = [(r, s) for r, s in known if r not in record.excluded]
-        mean = sum(s for _, s in seen) / len(seen) if seen else 0.0
-        rounds.append([(r, s - mean) for r, s in seen] if len(seen) > 1 else [])
-    return rounds
-
-
-def across_spread(
-    records: Sequence[RoundRecord], differences: Sequence[Sequence[tuple[int, float]]], name: str
-) -> list[Place]:
-    """Those differences by the place in the spread of one hyperparameter, from the lowest to the highest."""
-    seen: dict[float, list[tuple[float, float]]] = {}
-    for record, found in zip(records, differences, strict=True):
-        positions, factors = record.positions.get(name, []), record.multipliers.get(name, [])
-        is_fine = len(positions) > 17  # neighbours among many places are taken together
-        for r, difference in found:
-            if r < min(len(positions), len(factors)):
-                place = round(8 * positions[r]) / 8 if is_fine else round(positions[r], 6)
-                seen.setdefault(place, []).append((factors[r], difference))
-    places = []
-    for _, pairs in sorted(seen.items()):
-        count, total = len(pairs), sum(d for _, d in pairs)
-        variance = max(0.0, (sum(d * d for _, d in pairs) - total * total / count) / max(1, count - 1))
-        factor = sum(f for f, _ in pairs) / count
-        places.append(Place(factor, total / count, math.sqrt(variance / count), count))
-    return places
 
 
 def base_series(run: Run, name: str) -> tuple[list[int], list[float]]:
@@ -154,7 +75,7 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
 def fan_limits(run: Run, name: str) -> tuple[list[int], list[float], list[float]]:
     """Lowest and highest value among the replicas, at every step; empty where they do not differ."""
     steps, lows, highs = list[int](), list[float](), list[float]()
-    for record in run.records if name in explored(run) else ():
+    for record in run.records if name in explored(run.records) else ():
         values, trace = record.values.get(name), _trace(record, name)
         if not values or not trace or not trace[-1][1]:
             continue

@@ -12,17 +12,17 @@ from hdet.lab.page import html_page, run_comparison, sentences
 from hdet.lab.page.html_page import PageCharts, Section
 from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
 from hdet.lab.page.read_runs import Run, read_run
-from hdet.lab.page.replica_charts import controller_charts, health_charts, replica_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts
 from hdet.lab.page.value_charts import rate_charts, value_charts
 from hdet.trackers import Tracker
 
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
 _SECTIONS = {
-    "Metrics": metric_charts,
+    "What the replicas said": said_charts,
     "Hyperparameters": value_charts,
-    "Replicas": replica_charts,
     "Controller": controller_charts,
+    "Metrics": metric_charts,
     "Cost and health": health_charts,
 }
 

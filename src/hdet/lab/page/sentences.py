@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 
 from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import short
 from hdet.lab.page.read_runs import Run, number
+from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
 from hdet.search.decisions import should_search_again
 
@@ -99,6 +101,9 @@ def sentence(run: Run) -> str:
         return "Nothing has been recorded of this run yet."
     parts = [search_sentence(run), _training(run)]
     if run.records:
+        said = what_replicas_said(run.records)
+        clear = [one.verdict for one in said if one.side]
+        parts += [f"What the replicas said: {_list(clear) or 'no clear side'}."] if said else []
         parts.append(_moved(run))
         num_steps = run.records[-1].num_averaged_steps
         parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
@@ -151,7 +156,9 @@ def _training(run: Run) -> str:
         return f"The run {run.status} after {steps}{time}.{why}"
     if run.status == "unfinished" and not last:
         return "The run is unfinished. It has not trained yet."
-    done = f"{who} trained for {steps}{time}"
+    names = [*numbers.families(explored(run.records))]
+    differed = f", each with its own value of {_list(names)}, averaged at every sync" if names else ""
+    done = f"{who} trained for {steps}{time}{differed}"
     if run.status == "stopped":
         return f"{done}, then the run was stopped."
     return f"The run is unfinished. {done} so far." if run.status == "unfinished" else f"{done}."
@@ -182,18 +189,23 @@ def _left_out(run: Run) -> str:
     num_times = len(run.excluded_events)
     replicas = sorted({replica for _, replica, _ in run.excluded_events})
     if len(replicas) == 1:
-        return f"Replica {replicas[0]} was left out of {count(num_times, 'sync')}."
+        return f"Replica {replicas[0]} was left out of {count(num_times, 'sync')} and healed."
     if len(replicas) > 5:
-        return f"{len(replicas)} replicas were left out, {num_times} times in all."
-    names = f"{', '.join(map(str, replicas[:-1]))} and {replicas[-1]}" if replicas else ""
-    return f"Replicas {names} were left out, {num_times} times in all." if names else ""
+        return f"{len(replicas)} replicas were left out and healed, {num_times} times in all."
+    return f"Replicas {_list(replicas)} were left out and healed, {num_times} times in all." * bool(replicas)
+
+
+def _list(items: Sequence[object]) -> str:
+    *others, last = map(str, items or [""])
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def run_tiles(run: Run) -> Iterable[Tile]:
     """Key figures of a run; what is unknown has no tile."""
     found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
     if found is not None:
-        yield "Learning rate", figure(found), _origin(run, found)
+        is_new = numbers.asked_lr(run) not in (None, found)
+        yield "Learning rate found" if is_new else "Learning rate", figure(found), _origin(run, found)
     measured, trained = numbers.evaluated(run), numbers.training_losses(run)
     if run.final_loss is not None:
         yield "Held-out loss", figure(run.final_loss, 4), _unit_and_start(run, measured)
@@ -201,6 +213,14 @@ def run_tiles(run: Run) -> Iterable[Tile]:
         yield "Training loss", figure(trained[-1][1], 4), _unit_and_start(run, trained)
     for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
         yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
+    names, rounds = explored(run.records), [record for record in run.records if record.ends_round]
+    if names:
+        families = numbers.families(names)
+        ends = (f"{name} ended at {figure(run.records[-1].base.get(name))}" for name, *_ in families.values())
+        yield "Explored", next(iter(families)) if len(families) == 1 else str(len(families)), ", ".join(ends)
+    if rounds:
+        size = statistics.mode(record.num_steps for record in rounds)
+        yield "Rounds", f"{len(rounds):,}", f"of {count(size, 'step')}" if size else ""
     milliseconds = sum(v for record in run.records for v in record.milliseconds.values())
     if run.seconds and math.isfinite(milliseconds) and milliseconds:
         share = figure(milliseconds / run.seconds / 10, 2)
@@ -221,4 +241,4 @@ def _origin(run: Run, found: float) -> str:
         return "peak of the first group"
     if asked is None or math.isclose(asked, found, rel_tol=1e-6):
         return "peak, as asked for"
-    return f"you asked for {figure(asked)}"
+    return f"from a guess of {figure(asked)}" if run.search is not None else f"you asked for {figure(asked)}"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hdet.lab.page import run_numbers as numbers
-from hdet.lab.page.chart import Chart, Trace, band, curve, line, series_color, thin
+from hdet.lab.page.chart import Chart, Trace, band, curve, line, series_color, thin, unzip
 from hdet.lab.page.read_runs import Run
+from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
+
+_MAX_MARKS = 200
 
 
 def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
@@ -19,6 +23,14 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
         return
     peaks = [max(known) for trace in traces if (known := [y for y in trace["y"] if 0 < y < math.inf])]
     caption = _caption(traces) or "Every step used the learning rate that was planned."
+    synced = {record.step for record in run.records if record.ends_round}
+    if traces[0]["name"].startswith("replicas"):
+        marks = [p for p in zip(*numbers.base_series(run, names[0]), strict=True) if p[0] in synced]
+        marker = {"symbol": "line-ns", "size": 7, "line": {"width": 1, "color": "--strong"}}
+        style: dict[str, Any] = {"mode": "markers", "marker": marker, "meta": ["", "mark"]}
+        caption += f" The replicas were averaged at {len(synced):,} syncs."
+        if len(marks) <= _MAX_MARKS:
+            traces.append(line(*unzip(marks), "sync", "--strong", **style))
     before = [0, *(record.num_brakes for record in run.records)]
     brakes = [r.step for r, count in zip(run.records, before, strict=False) if r.num_brakes > count]
     if brakes:
@@ -35,12 +47,14 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
 def value_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """Every other hyperparameter that replicas explored, or that changed over the run."""
     others = (name for name in numbers.hyperparameters(run) if not is_learning_rate(name))
-    explored = numbers.explored(run)
+    said = {one.name: one.sentence for one in what_replicas_said(run.records)}
+    names = explored(run.records)
     for family, members in numbers.families(others).items():
         traces = _values(run, members, family, max_points)
         is_moving = any(len(set(trace["y"])) > 1 for trace in traces)
-        if is_moving or (traces and set(members) & set(explored)):
+        if is_moving or (traces and set(members) & set(names)):
             caption = _caption(traces) or "The value that every replica used."
+            caption = " ".join([caption, *(said[name] for name in members if name in said)])
             yield Chart(f"{family} over the run", caption, traces, family, hover="x unified", is_log=True)
 
 

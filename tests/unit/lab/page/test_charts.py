@@ -8,16 +8,9 @@ import pytest
 from hdet.lab.page import Evaluation, Run, read_run
 from hdet.lab.page.chart import Chart, Pool, line, thin
 from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
-from hdet.lab.page.replica_charts import controller_charts, health_charts, replica_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts
 from hdet.lab.page.run_comparison import comparison_charts, comparison_metric_charts, comparison_table
-from hdet.lab.page.run_numbers import (
-    across_spread,
-    base_series,
-    by_slot,
-    differences_from_mean,
-    fan_limits,
-    plan_series,
-)
+from hdet.lab.page.run_numbers import base_series, fan_limits, plan_series
 from hdet.lab.page.value_charts import rate_charts, value_charts
 from hdet.records import RoundRecord
 from tests.helpers.runs import real_records, write_run
@@ -35,10 +28,10 @@ def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
     parts = (
         rate_charts,
         loss_charts,
-        metric_charts,
+        said_charts,
         value_charts,
-        replica_charts,
         controller_charts,
+        metric_charts,
         health_charts,
     )
     return [*search_charts(one), *(chart for part in parts for chart in part(one, max_points))]
@@ -62,16 +55,6 @@ def test_the_base_has_a_point_per_step() -> None:
     )
     assert base_series(one, "lr") == ([1, 2, 3, 4, 6], [1.0, 2.0, 3.0, 4.0, 4.0])
     assert base_series(run(record(3, base={"lr": 5.0})), "lr") == ([3], [5.0])
-
-
-def test_places_follow_positions_not_replicas() -> None:
-    records = [
-        record(1, losses=[1.0, 2.0], positions={"lr": [1.0, -1.0]}),
-        record(2, losses=[3.0, None], positions={"lr": [-1.0, 1.0]}),
-        record(3, losses=[5.0, 6.0]),
-    ]
-    low, high = by_slot(records, "losses", "lr")
-    assert low == (-1.0, [2.0, 3.0, None]) and high.values == [1.0, None, None]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +157,7 @@ def test_without_a_spread_there_is_one_training_loss() -> None:
     records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
     (chart,) = loss_charts(run(*records), 2000)
     assert [(t["name"], t["y"]) for t in chart.traces] == [("training loss", [1.5, 1.5])]
-    assert list(replica_charts(run(*records), 2000)) == []
+    assert list(said_charts(run(*records), 2000)) == []
 
 
 def test_the_cost_of_a_sync_is_stacked_by_what_it_was_spent_on() -> None:
@@ -186,23 +169,56 @@ def test_the_cost_of_a_sync_is_stacked_by_what_it_was_spent_on() -> None:
     assert {t["stackgroup"] for t in chart.traces} == {"cost"}
 
 
-def test_losses_across_the_spread() -> None:
-    spread = {"positions": {"lr": [-1.0, 1.0]}, "multipliers": {"lr": [0.9, 1.1]}}
-    records = [record(i, losses=[1.0 + i, 3.0 + i], **spread) for i in range(4)]
-    records.append(record(9, losses=[0.0, 100.0], excluded={1: "outlier"}, **spread))
-    low, high = across_spread(records, differences_from_mean(records), "lr")
-    assert low == pytest.approx((0.9, -1.0, 0.0, 4)) and high == pytest.approx((1.1, 1.0, 0.0, 4))
+def test_the_band_and_the_syncs_are_drawn_around_the_base() -> None:
+    spread: dict[str, Any] = {"multipliers": {"lr": [0.5, 1.5]}, "num_steps": 2}
+    first = record(2, base_trace={"lr": [1.0, 2.0]}, values={"lr": [1.0, 3.0]}, **spread)
+    second = record(4, base_trace={"lr": [2.0, 1.0]}, values={"lr": [1.5, 0.5]}, **spread)
+    chart = rates(run(first, second))
+    low, high, base, syncs = chart.traces
+    assert (low["y"], high["y"]) == ([0.5, 1.0, 1.0, 0.5], [1.5, 3.0, 3.0, 1.5])
+    assert base["y"] == [1.0, 2.0, 2.0, 1.0] and (syncs["x"], syncs["y"]) == ([2, 4], [2.0, 1.0])
+    assert chart.caption == (
+        "Each replica used a value of its own within the band. The line is the base. "
+        "The replicas were averaged at 2 syncs."
+    )
+
+
+def test_losses_are_drawn_against_values_with_their_slope() -> None:
+    spread: dict[str, Any] = {"multipliers": {"lr": [0.8, 1.2]}, "values": {"lr": [0.08, 0.12]}}
+    records = [record(10 * i, losses=[2.0 + i % 2, 1.0], **spread) for i in range(1, 25)]
+    against, over_run = said_charts(run(*records), 2000)
+    dots, fitted = against.traces
+    assert dots["x"] == pytest.approx([0.8, 1.2]) and dots["y"] == pytest.approx([0.75, -0.75])
+    assert fitted["y"] == pytest.approx([0.75, -0.75])
+    assert against.caption.startswith(
+        "Higher lr did better (loss at the highest value minus the lowest -1.5 ± 0.1, 24 rounds). "
+        "Slope of the loss on the log of the value: lr -3.7 ± 0.3."
+    )
+    (line,) = over_run.traces
+    assert line["x"] == list(range(20, 241, 20)) and line["y"] == pytest.approx([-1.5] * 12)
+    assert line["error_y"]["array"] == pytest.approx([1.0] * 12)
+
+
+def test_an_explored_value_says_what_the_probe_said() -> None:
+    spread: dict[str, Any] = {"multipliers": {"wd": [0.5, 1.5]}, "values": {"wd": [0.1, 0.3]}}
+    spread["base_trace"] = {"wd": [0.2]}
+    records = [record(i, num_steps=1, losses=[9.0, 1.0], probes=[1.0, 1.5], **spread) for i in range(1, 13)]
+    (chart,) = value_charts(run(*records), 2000)
+    assert chart.title == "wd over the run" and chart.traces[1]["y"] == pytest.approx([0.3] * 12)
+    assert chart.caption.endswith(
+        "Lower wd did better (loss at the highest value minus the lowest +0.5 ± 0, 12 rounds)."
+    )
 
 
 COMPARED = [
-    "Learning rate over the run", "Loss", "Metric: mean error", "Metric: explained variance",
-    "weight_decay over the run", "Losses of the replicas", "Losses on the probe",
-    "Loss across the spread", "Signal and velocity: lr", "Signal and velocity: weight_decay",
-    "Cost of the syncs", "Replicas left out",
+    "Learning rate over the run", "Loss",
+    "Losses of the replicas against their values", "Highest value minus lowest, over the run",
+    "weight_decay over the run", "Signal and velocity: lr", "Signal and velocity: weight_decay",
+    "Metric: mean error", "Metric: explained variance", "Cost of the syncs", "Replicas left out and healed",
 ]  # fmt: skip
 GUARDED = [
     "Search for the learning rate", "Learning rate over the run", "Loss", "Metric: mean error",
-    "Metric: explained variance", "Cost of the syncs", "Replicas left out",
+    "Metric: explained variance", "Cost of the syncs", "Replicas left out and healed",
 ]  # fmt: skip
 
 
@@ -211,7 +227,7 @@ def test_charts_of_a_real_run(tmp_path: Path, controller: str, titles: list[str]
     one = read_run(write_run(tmp_path / "run", controller=controller, excludes=True))
     assert [chart.title for chart in all_charts(one)] == titles
     for chart in all_charts(one):
-        assert chart.caption and (chart.traces or chart.choices), chart.title
+        assert chart.caption and chart.traces, chart.title
         json.dumps(Pool().add(chart), allow_nan=False)
 
 
@@ -249,15 +265,6 @@ def test_records_that_only_look_right_do_no_harm() -> None:
     ]
     for chart in [*all_charts(run(*odd)), *comparison_charts([run(*odd)] * 2, 100)]:
         json.dumps(Pool().add(chart), allow_nan=False)
-
-
-def test_of_many_replicas_some_lines_are_drawn() -> None:
-    places = [-1 + r / 31.5 for r in range(64)]
-    spread = {"positions": {"lr": places}, "multipliers": {"lr": [1 + p / 9 for p in places]}}
-    _, chart, *_ = all_charts(run(*(record(i, losses=places, **spread) for i in range(1, 4))))
-    names = [trace["name"] for trace in chart.choices["position of lr"]]
-    assert len(names) == 16 + 1 and names[-1] == "16 of 64 replicas"
-    assert "training loss, position -1.00" in names and "training loss, position +1.00" in names
 
 
 def test_what_plotly_would_take_for_markup_is_neutral() -> None:

@@ -137,12 +137,12 @@ def several(browser: Any, several_page: str) -> Iterator[Visit]:
 
 def test_every_chart_is_drawn(one: Visit) -> None:
     titles = one.page.locator("figure .title").all_text_contents()
-    assert len(titles) == 13 and one.drawn() == titles
-    assert one.page.locator(".js-plotly-plot").count() == 13
+    assert len(titles) == 12 and one.drawn() == titles
+    assert one.page.locator(".js-plotly-plot").count() == 12
 
 
 def test_the_first_screen_shows_what_was_found(one: Visit) -> None:
-    assert one.page.locator(".tile dt").first.text_content() == "Learning rate"
+    assert one.page.locator(".tile dt").first.text_content() == "Learning rate found"
     assert one.page.locator(".headline").text_content().startswith("Found a learning rate of ")
     bottoms = one.page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".row figure")].map((figure) => [
@@ -165,7 +165,7 @@ def test_axes_reach_to_the_last_step_and_nothing_is_clipped(one: Visit) -> None:
             return [all(".xtitle, .ytitle"), all(".xtick text"), cut].map((l) => l.map((p) => p.textContent));
         })"""
     )
-    assert [cut for _, _, cut in found] == [[]] * 13
+    assert [cut for _, _, cut in found] == [[]] * 12
     assert {ticks[-1] for titles, ticks, _ in found if titles[0] == "optimizer step"} == {"300"}
     assert not {"x", "y", "z"} & {title for titles, _, _ in found for title in titles}
 
@@ -207,18 +207,13 @@ def test_hover_shows_the_values(one: Visit) -> None:
     assert "held-out loss" in text and "step 100" in text and "squared error" in text
 
 
-def test_choices_and_the_scale_can_be_switched(one: Visit) -> None:
-    figure = one.figure("Losses of the replicas")
-    plot, names = figure.locator(".plot"), "(div) => div.data.map((trace) => trace.name)"
-    assert "training loss, position -1.00" in plot.evaluate(names)
-    figure.get_by_label("Colour by").select_option(label="replica")
-    assert "replica 0" in plot.evaluate(names) and figure.locator(".key").is_hidden()
-    figure.get_by_label("Colour by").select_option(index=0)
+def test_the_scale_can_be_switched(one: Visit) -> None:
+    figure = one.figure("Loss")
     button = figure.get_by_role("button", name="Log scale")
     for state, kind in (("true", "log"), ("false", "linear")):
         button.click()
         assert button.get_attribute("aria-pressed") == state
-        assert plot.evaluate("(div) => div._fullLayout.yaxis.type") == kind
+        assert figure.locator(".plot").evaluate("(div) => div._fullLayout.yaxis.type") == kind
 
 
 def test_the_legend_switches_traces(one: Visit) -> None:
@@ -255,8 +250,8 @@ def test_everything_that_was_found_is_within_the_axis(one: Visit) -> None:
 
 def test_numbers_are_tables(one: Visit) -> None:
     for title, head, rows in (
-        ("Losses of the replicas", "optimizer step", 60),
-        ("Replicas left out", "what", 4),
+        ("Highest value minus lowest, over the run", "optimizer step", 12),
+        ("Replicas left out and healed", "what", 4),
         ("Search for the learning rate", "what", 20),
         ("Learning rate over the run", "optimizer step", 300),
     ):
@@ -269,7 +264,10 @@ def test_numbers_are_tables(one: Visit) -> None:
     search = one.figure("Search for the learning rate")
     assert "found" not in search.locator("table").text_content()  # marks have no numbers of their own
     assert search.locator(".scroll").evaluate("(div) => getComputedStyle(div).position") == "relative"
-    assert "parameters are not finite" in one.figure("Replicas left out").locator("table").text_content()
+    assert (
+        "parameters are not finite"
+        in one.figure("Replicas left out and healed").locator("table").text_content()
+    )
 
 
 def test_the_table_of_results_can_be_sorted(several: Visit) -> None:
@@ -388,8 +386,8 @@ def test_a_page_of_a_run_that_trains_loads_itself_again(browser: Any, tmp_path: 
     press = "() => { window.isOld = true; setTimeout(() => document.getElementById('live').click()); }"
     page.evaluate(press)
     page.wait_for_function("() => document.getElementById('live').textContent.startsWith('Paused, written ')")
-    figure = visit.figure("Losses of the replicas")
-    figure.get_by_label("Colour by").select_option(label="replica")
+    figure = visit.figure("Loss")
+    figure.get_by_role("button", name="Log scale").click()
     figure.locator("summary").click()
     figure.locator("table").wait_for()
     page.locator("#theme").click()
@@ -400,10 +398,9 @@ def test_a_page_of_a_run_that_trains_loads_itself_again(browser: Any, tmp_path: 
     live.write(record)
     page.evaluate(press)
     page.wait_for_function(f"() => !window.isOld && {is_drawn}")
-    assert "200 of 300 steps so far" in page.locator(".sentence").text_content()
+    assert "200 of 300 steps, each" in page.locator(".sentence").text_content()
     assert visit.theme() == "dark" and page.evaluate("() => scrollY") > 500
-    assert "replica 0" in figure.locator(".plot").evaluate("(div) => div.data.map((trace) => trace.name)")
-    assert figure.locator("select").evaluate("(select) => select.selectedOptions[0].text") == "replica"
+    assert figure.locator(".plot").evaluate("(div) => div._fullLayout.yaxis.type") == "log"
     figure.locator("table").wait_for()
     shutil.copytree(whole, path, dirs_exist_ok=True)
     live.close()

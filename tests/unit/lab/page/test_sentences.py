@@ -146,14 +146,33 @@ def test_the_form_of_the_paper() -> None:
 
 def test_replicas_left_out() -> None:
     one = record(10, excluded={2: "loss"})
-    assert "Replica 2 was left out of 1 sync." in sentence(run(records=[one]))
-    assert "Replica 2 was left out of 2 syncs." in sentence(
+    assert "Replica 2 was left out of 1 sync and healed." in sentence(run(records=[one]))
+    assert "Replica 2 was left out of 2 syncs and healed." in sentence(
         run(records=[one, record(20, excluded={2: "loss"})])
     )
     several = [record(10, excluded={0: "x", 2: "x", 5: "x"})]
-    assert "Replicas 0, 2 and 5 were left out, 3 times in all." in sentence(run(records=several))
+    assert "Replicas 0, 2 and 5 were left out and healed, 3 times in all." in sentence(run(records=several))
     many = [record(10, excluded=dict.fromkeys(range(7), "x"))]
-    assert "7 replicas were left out, 7 times in all." in sentence(run(records=many))
+    assert "7 replicas were left out and healed, 7 times in all." in sentence(run(records=many))
+
+
+def test_a_run_with_a_spread_says_what_differed_and_what_the_replicas_said() -> None:
+    spread = {"lr": [0.8, 1.2], "wd.a": [0.5, 1.5], "wd.b": [0.5, 1.5]}
+    bases = {"lr": 1e-5, "wd.a": 0.02, "wd.b": 0.02}
+    more: dict[str, Any] = {"num_steps": 5, "multipliers": spread, "values": spread, "base": bases}
+    more |= {"losses": [1.0, 0.5], "signal": {}, "correction": {}}
+    one = run(records=[record(5 * i, **more) for i in range(1, 21)])
+    assert sentence(one) == (
+        "8 replicas trained for 600 steps in 41 s, each with its own value of lr and wd, averaged at every "
+        "sync. What the replicas said: higher lr did better, higher wd.a did better and higher wd.b did "
+        "better."
+    )
+    quiet = run(records=[record(5 * i, **more | {"losses": [1.0, 1.0]}) for i in range(1, 21)])
+    assert sentence(quiet).endswith(" What the replicas said: no clear side.")
+    tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
+    assert tiles["Learning rate found"] == ("3.93e-4", "you asked for 3e-4")
+    assert tiles["Explored"] == ("2", "lr ended at 1e-5, wd.a ended at 0.02")
+    assert tiles["Rounds"] == ("20", "of 5 steps")
 
 
 def test_nothing_recorded() -> None:
