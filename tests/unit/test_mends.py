@@ -119,6 +119,39 @@ def test_auto_lr_does_not_train_with_a_learning_rate_of_zero():
         hdet.AutoLR(optimizer, total_steps=100, model=model)
 
 
+# --- batches of virtual replicas ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_of_a_data_loader_is_one_batch_for_all_replicas(kind: type, vectorize: bool):
+    def pairs(model: nn.Module, batch) -> torch.Tensor:
+        x, y = batch
+        return (model(x) - y[:, :1]).square().mean()
+
+    model, optimizer = build()
+    ensemble = hdet.VirtualEnsemble(model, optimizer, pairs, num_replicas=2, vectorize=vectorize)
+    batch = kind([torch.ones(4, 3), torch.full((4, 3), 2.0)])
+    expected = pairs(model, batch).item()
+    assert ensemble.step(batch).tolist() == pytest.approx([expected, expected])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({}, TypeError, r"must be given either batch or batches, got neither: pass step\(batch\)"),
+        ({"batch": torch.ones(4, 3), "batches": [torch.ones(4, 3)] * 2}, TypeError, "got both"),
+        ({"batches": [torch.ones(4, 3)] * 3}, ValueError, r"batches must be 2, one per replica, got 3"),
+        ({"batches": torch.ones(2, 4, 3)}, TypeError, "batches must be a list of 2 batches, one per replica"),
+    ],
+)
+def test_what_a_step_of_virtual_replicas_is_given_is_said_explicitly(given, error, words: str):
+    ensemble = hdet.VirtualEnsemble(*build(), loss_of, num_replicas=2)
+    with pytest.raises(error, match=words):
+        ensemble.step(**given)
+    assert ensemble.engine.num_steps == 0
+
+
 # --- states ---------------------------------------------------------------------------------------
 
 

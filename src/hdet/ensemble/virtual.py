@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -46,8 +46,8 @@ class VirtualEnsemble:
     >>> model = nn.Linear(2, 1)
     >>> ensemble = VirtualEnsemble(model, torch.optim.SGD(model.parameters(), lr=0.1),
     ...                            lambda m, x: m(x).square().mean(), num_replicas=4, sync_every=2)
-    >>> losses = ensemble.step(torch.ones(3, 2))       # one batch for all replicas
-    >>> losses = ensemble.step([torch.ones(3, 2)] * 4) # a list: one batch each
+    >>> losses = ensemble.step(torch.ones(3, 2))                # one batch for all replicas
+    >>> losses = ensemble.step(batches=[torch.ones(3, 2)] * 4)  # one batch each
     >>> losses.shape, ensemble.engine.num_steps
     (torch.Size([4]), 2)
     """
@@ -86,18 +86,27 @@ class VirtualEnsemble:
         self.engine = Ensemble(optimizer, replicas=self.replicas, gradients=gradients, **settings)
         """What counts steps, syncs and moves the base."""
 
-    def step(self, batch: Any) -> Tensor:
-        """One optimizer step of every replica; returns their losses.
+    def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> Tensor:
+        """Make one optimizer step of every replica, and return their losses.
 
         Args:
-            batch: a **list** with one batch per replica, or one batch (a tensor, a tuple, ...) for all.
+            batch: one batch for all replicas, as a DataLoader gives it. A list or tuple is one batch, too.
+            batches: one batch for each replica instead.
         """
-        if isinstance(batch, list) and len(batch) != self.replicas.count:
-            raise ValueError(
-                f"batch must be a list of {self.replicas.count} batches, one per replica, got {len(batch)}: "
-                "pass a tuple or a tensor for one batch that all replicas share"
+        if (batch is None) == (batches is None):
+            raise TypeError(
+                "step() must be given either batch or batches, got "
+                f"{'neither' if batch is None else 'both'}: pass step(batch) for one batch that all replicas "
+                "share, or step(batches=[...]) for one per replica"
             )
-        losses = self.replicas.train_step(batch)
+        if batches is not None:
+            count, is_list = self.replicas.count, isinstance(batches, (list, tuple))
+            must = f"batches must be a list of {count} batches, one per replica"
+            share = "pass step(batch) for one that all replicas share"
+            require_kind(must, batches, is_list, share)
+            if len(batches) != count:
+                raise ValueError(f"batches must be {count}, one per replica, got {len(batches)}: {share}")
+        losses = self.replicas.train_step(batch, batches)
         self.engine.step(losses)
         return losses
 

@@ -78,19 +78,24 @@ class StackedReplicas:
 
     # --- a training step -----------------------------------------------------------------------------
 
-    def train_step(self, batch: Any) -> Tensor:
-        """One optimizer step of every replica; returns their losses.
+    def train_step(self, batch: Any, batches: Sequence[Any] | None = None) -> Tensor:
+        """Make one optimizer step of every replica, and return their losses.
 
         Args:
-            batch: a list with one batch for each replica, or one batch for all.
+            batch: one batch for all replicas.
+            batches: one batch for each replica instead.
         """
-        is_common, num_rows = not isinstance(batch, list), self.num_distinct
-        if num_rows < self.count and not is_common:
-            require_equal_sizes(batch)
-            is_common, batch = True, join(batch)
+        num_rows = self.num_distinct
+        if num_rows < self.count and batches is not None:
+            require_equal_sizes(batches)
+            batch, batches = join(batches), None
+        is_common = batches is None
         with self._static_values() as hold_static_of:
             losses, gradients = self.rows.losses_and_gradients(
-                batch, is_common=is_common, before=hold_static_of, num_rows=num_rows
+                batch if is_common else batches,
+                is_common=is_common,
+                before=hold_static_of,
+                num_rows=num_rows,
             )
         if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]

@@ -108,7 +108,7 @@ class Trainer:
 
     def step(self) -> Tensor:
         """Train all replicas for one step; the losses seen by this process."""
-        return self._ensemble.step(self._batches(self._streams))
+        return self._ensemble.step(batches=self._batches(self._streams))
 
     def converge(self) -> None:
         """Average the replicas."""
@@ -146,7 +146,7 @@ class _RankEnsemble:
         self.engine = Ensemble(optimizer, model=model, **settings)
         self.converge = self.engine.converge
 
-    def step(self, batches: Sequence[Any]) -> Tensor:
+    def step(self, *, batches: Sequence[Any]) -> Tensor:
         loss = self._loss(self._model, batches[0])
         self._optimizer.zero_grad()
         loss.backward()
