@@ -119,6 +119,33 @@ def test_auto_lr_does_not_train_with_a_learning_rate_of_zero():
         hdet.AutoLR(optimizer, total_steps=100, model=model)
 
 
+def test_replicas_that_are_no_process_group_are_called_replicas():
+    model, optimizer = build()
+    words = "^replicas must be None while torch.distributed is not running, got 'all': call"
+    with pytest.raises(ValueError, match=words):
+        hdet.Ensemble(optimizer, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.AutoLR(optimizer, total_steps=100, model=model, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.find_lr(model, optimizer, [torch.ones(4, 3)], loss_of, total_steps=100, replicas="all")
+
+
+def test_a_replay_closes_like_the_other_schedulers():
+    _, optimizer = build()
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    schedule = {"lr": [0.1, 0.2], "weight_decay": [0.3, 0.4]}
+    with hdet.ReplayLR(optimizer, schedule, explore=[hdet.WeightDecay(0.0)]) as replay:
+        optimizer.step()
+        replay.step()
+    assert optimizer.param_groups[0]["weight_decay"] == 0.4  # a replay has no values of its own to take back
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.4
+    optimizer.param_groups[0]["weight_decay"] = 0.7
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.7, "after close() nothing is written any more"
+    replay.close()
+
+
 # --- batches of virtual replicas ------------------------------------------------------------------
 
 
