@@ -264,7 +264,9 @@ def _left_out(run: Run) -> str:
 
 def run_tiles(run: Run) -> Iterable[Tile]:
     """Key figures of a run; what is unknown has no tile."""
-    found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
+    # What has moved the learning rate since the search counts, as it does in the terminal.
+    is_kept = run.search is not None and not run.num_brakes and not run.compares
+    found = run.search.found if run.search is not None and is_kept else numbers.found_lr(run)
     if found is not None:
         yield "Learning rate", figure(found), _origin(run, found)
     if run.final_loss is not None:
