@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from hdet.checks import require_number
 from hdet.ensemble.guard_steering import GuardSteering
 from hdet.ensemble.merging import LocalMerge
-from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.rounds import ParameterWatch, Rounds
 from hdet.ensemble.settings import Settings, check_objects
 from hdet.ensemble.state import Schedule
 from hdet.ensemble.steering import ComparingSteering, Steering
@@ -25,7 +25,7 @@ from hdet.method.recipe import tail_steps
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
 from hdet.replicas.gradients import require_local_gradients
-from hdet.replicas.optimizers import optimizer_layers, plain_model, plain_scheduler
+from hdet.replicas.optimizers import optimizer_layers, partitioning_layer, plain_model, plain_scheduler
 from hdet.replicas.refusals import OPTIMIZERS, refuse
 from hdet.replicas.tensors import parameters_of
 
@@ -47,6 +47,7 @@ class Parts:
     converge: Converge
     reassign: Reassign
     rounds: Rounds
+    watch: ParameterWatch
     warn: WarnOnce
     is_traced: bool
     """Whether records tell the base of every step."""
@@ -124,6 +125,12 @@ def build(
     if compares or values.explores:
         phases.append(reassign)
     rounds = Rounds(phases, replicas, values, losses, sync_every=settings.sync_every, sink=settings.records)
+    # What shards a model shows whole parameters in the place of its own while it computes.
+    watch = ParameterWatch(
+        optimizer,
+        None if replicas.is_sharded else getattr(replicas, "model", model),
+        is_partitioned=partitioning_layer(layers) is not None,
+    )
     return Parts(
         settings=settings,
         optimizer=optimizer,
@@ -136,6 +143,7 @@ def build(
         converge=converge,
         reassign=reassign,
         rounds=rounds,
+        watch=watch,
         warn=warn,
         is_traced=is_traced,
         has_rounds=settings.controller is not None or is_recorded or replicas.needs_syncs or is_local,

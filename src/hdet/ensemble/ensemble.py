@@ -146,6 +146,8 @@ class Ensemble:
         self.sync_every, self.total_steps = sync_every, settings.total_steps
         self.steering = parts.steering
         """What moves the shared values."""
+        self.watch = parts.watch
+        """What notices parameters that come or go."""
         self._values, self._tail, self._rounds = parts.values, parts.tail, parts.rounds
         self._tail_steps = range(0) if parts.tail is None else parts.tail.steps
         self._is_closed_form = getattr(parts.scheduler, "is_closed_form", False)
@@ -248,6 +250,7 @@ class Ensemble:
             )
         if not is_counted or skipped:
             return
+        self.watch.require_same_groups()
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._parts.warn(
                 "past the end",
@@ -263,10 +266,13 @@ class Ensemble:
                 HdetWarning,
             )
         self.num_steps += 1
-        if self.num_steps in self._tail_steps and self._tail is not None:
-            self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
         is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
+        is_in_tail = self.num_steps in self._tail_steps
+        if is_sync or is_in_tail:  # not at every step: it looks at each parameter
+            self.watch.require_same()
+        if is_in_tail and self._tail is not None:
+            self._tail.step_made(self.num_steps)
         record = None
         if is_sync:
             with self._sharing_gradients_on_error():
@@ -316,6 +322,7 @@ class Ensemble:
 
     def _converge(self) -> None:
         if self._has_rounds and self._is_apart:
+            self.watch.require_same()
             with self._sharing_gradients_on_error():
                 record = self._rounds.run(self.num_steps, ends_round=False, joins=True)
             self._counter.has_moved = False

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
+from torch.optim import Optimizer
 
 from hdet.ensemble.sync import LossTable, Phase, Sync
 from hdet.errors import HdetError
 from hdet.explore import ExploredValues
 from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import Replicas
-from hdet.replicas.tensors import local_part
+from hdet.replicas.tensors import local_part, parameters_of
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +104,54 @@ def _has_gradient(parameter: Tensor) -> bool:
 def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int]:
     assert parameter.grad is not None
     return parameter, parameter.grad, _version(parameter.grad)
+
+
+class ParameterWatch:
+    """Notices parameters that come or go while an ensemble drives their optimizer: it cannot follow them.
+
+    Args:
+        optimizer: what trains.
+        model: whose parameters they are; None if it is not known, or shows others while it computes.
+        is_partitioned: the optimizer holds copies of a part of them, which its wrapper may replace.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, is_partitioned: bool) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._is_partitioned = is_partitioned
+        self._num_groups = len(optimizer.param_groups)
+        self._trained = parameters_of(optimizer)
+        self._known = {id(p): p for p in self._parameters()}  # kept, so that no other gets the same id
+
+    def _parameters(self) -> list[Tensor]:
+        return [] if self._model is None else list(self._model.parameters())
+
+    def require_same_groups(self) -> None:
+        """Raise where groups were added to the optimizer. It costs next to nothing."""
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise HdetError(
+                f"the optimizer had {self._num_groups} parameter groups when the ensemble was built, but it "
+                f"has {len(self._optimizer.param_groups)} now: build the ensemble after add_param_group()"
+            )
+
+    def require_same(self) -> None:
+        """Raise where parameters were replaced, removed or added. It looks at each of them."""
+        now, trained = {id(p): p for p in self._parameters()}, parameters_of(self._optimizer)
+        num_gone = len(self._known.keys() - now.keys())
+        num_new = sum(now[i].requires_grad for i in now.keys() - self._known.keys())
+        if num_gone or num_new:
+            what = "replaced" if num_gone else "added"
+            raise HdetError(
+                f"{max(num_gone, num_new)} parameters of the model were {what} after the ensemble was built, "
+                "so that the optimizer does not train what the model uses: build the optimizer and the "
+                "ensemble after changing the model"
+            )
+        is_same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
+        if not (is_same or self._is_partitioned):
+            raise HdetError(
+                "the optimizer must hold the parameters that it had when the ensemble was built, but they "
+                "were changed: build the ensemble after changing them"
+            )
 
 
 class Rounds:

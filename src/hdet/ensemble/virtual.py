@@ -106,6 +106,7 @@ class VirtualEnsemble:
             require_kind(must, batches, is_list, share)
             if len(batches) != count:
                 raise ValueError(f"batches must be {count}, one per replica, got {len(batches)}: {share}")
+        self.engine.watch.require_same_groups()  # before rows meet a group that they do not know
         losses = self.replicas.train_step(batch, batches)
         self.engine.step(losses)
         return losses

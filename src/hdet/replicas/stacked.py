@@ -55,7 +55,7 @@ class StackedReplicas:
         """What replicas are scored by."""
         self.row_optimizer = RowOptimizer(optimizer)
         self.rows = ModelRows(model, optimizer, loss, num_replicas=count, vectorize=vectorize)
-        self._model, self._optimizer = model, optimizer
+        self.model, self._optimizer = model, optimizer
         self._has_local_gradients, self._joins_equal = False, joins_equal
         self._vectorizes, self._have_parted = vectorize, False
         self._losses = DeviceSum(self.rows.matrices[0].device, num_slots=64, shape=(count,))
@@ -175,7 +175,7 @@ class StackedReplicas:
     def score(self) -> list[float]:
         """The loss on the probe of every replica."""
         assert self.probe is not None
-        with evaluating(self._model), self._static_values() as hold_static_of:
+        with evaluating(self.model), self._static_values() as hold_static_of:
             scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
 
@@ -243,8 +243,8 @@ class StackedReplicas:
 
     def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to the model's parameters, a different draw for each replica (paper, eq. 10)."""
-        parameters = list(self._model.parameters())
-        held = [*parameters, *self._model.buffers()]
+        parameters = list(self.model.parameters())
+        held = [*parameters, *self.model.buffers()]
         shown = [tensor.detach().clone() for tensor in held]
         for replica in reversed(range(self.count)):  # the first row stands for all while they are equal
             self.rows.write_template(min(replica, self.num_distinct - 1))
