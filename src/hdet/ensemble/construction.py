@@ -8,17 +8,17 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_number
-from hdet.ensemble.guard_steering import GuardSteering
 from hdet.ensemble.merging import LocalMerge
 from hdet.ensemble.rounds import ParameterWatch, Rounds
 from hdet.ensemble.settings import Settings, check_objects
 from hdet.ensemble.state import Schedule
-from hdet.ensemble.steering import ComparingSteering, Steering
+from hdet.ensemble.steering import ComparingSteering, GuardSteering, Steering
 from hdet.ensemble.sync import Converge, Describe, LossTable, Measure, Phase, Probe, Reassign, Steer
 from hdet.ensemble.tail import Tail
 from hdet.errors import WarnOnce
 from hdet.explore import ExploredValues, LearningRate
 from hdet.explore.values import hyperparameters_of
+from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
@@ -96,16 +96,15 @@ def build(
         if (values.explores or is_local) and replicas.has_others:
             refuse("optimizer", layers, OPTIMIZERS, "differ")
         warn = WarnOnce(is_silent=not replicas.is_writer)
-        steering = _steering(settings, values, replicas, warn)
+        kinds = ((Guard, GuardSteering), (Controller, ComparingSteering), (object, Steering))
+        kind = next(kind for told_as, kind in kinds if isinstance(settings.controller, told_as))
+        steering = kind(settings, values, replicas, warn)
         settings = replace(settings, moments=settings.moments_for(optimizer, values))
         steps = range(0) if total_steps is None else tail_steps(total_steps, settings.average_tail)
         tail = Tail(replicas, steps) if steps else None
         converge = Converge(replicas, tail)
         if is_local:
-            keeps_moments = settings.moments == "keep"
-            converge = LocalMerge(
-                settings.rule, replicas, tail, keeps_moments=keeps_moments, total_steps=total_steps
-            )
+            converge = LocalMerge(replicas, tail, settings.rule, settings.moments == "keep", total_steps)
         reassign = Reassign(replicas, values, settings)
         reassign.positions(0)  # raises if the assignment does not fit
     replicas.require_same(settings.compared())
@@ -119,7 +118,7 @@ def build(
     phases: list[Phase] = [Probe(replicas)] if replicas.has_probe else []
     phases += [Measure(replicas, values, losses, converge), converge]
     if compares or is_traced:
-        phases.append(Describe(values, reassign, is_traced=is_traced))
+        phases.append(Describe(values, reassign, is_traced))
     if settings.controller is not None:
         phases.append(Steer(steering, tail))
     if compares or values.explores:
@@ -147,16 +146,4 @@ def build(
         warn=warn,
         is_traced=is_traced,
         has_rounds=settings.controller is not None or is_recorded or replicas.needs_syncs or is_local,
-    )
-
-
-def _steering(settings: Settings, values: ExploredValues, replicas: Replicas, warn: WarnOnce) -> Steering:
-    """Put the controller that was asked for to work; raises if it could not do it here."""
-    controller, total_steps = settings.controller, settings.total_steps
-    if controller is None:
-        return Steering()
-    if isinstance(controller, Guard):
-        return GuardSteering(controller, values, replicas, total_steps=total_steps, warn=warn)
-    return ComparingSteering(
-        controller, values, replicas, sync_every=settings.sync_every, total_steps=total_steps, warn=warn
     )
