@@ -25,7 +25,13 @@ from hdet.method.recipe import tail_steps
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
 from hdet.replicas.gradients import require_local_gradients
-from hdet.replicas.optimizers import optimizer_layers, partitioning_layer, plain_model, plain_scheduler
+from hdet.replicas.optimizers import (
+    optimizer_layers,
+    partitioning_layer,
+    peak_rate,
+    plain_model,
+    plain_scheduler,
+)
 from hdet.replicas.refusals import OPTIMIZERS, refuse
 from hdet.replicas.tensors import parameters_of
 
@@ -49,6 +55,8 @@ class Parts:
     rounds: Rounds
     watch: ParameterWatch
     warn: WarnOnce
+    peaks: list[list[float]]
+    """Of every slot of every learning rate, as asked for."""
     is_traced: bool
     """Whether records tell the base of every step."""
     has_rounds: bool
@@ -123,7 +131,7 @@ def build(
         phases.append(Steer(steering, tail))
     if compares or values.explores:
         phases.append(reassign)
-    rounds = Rounds(phases, replicas, values, losses, sync_every=settings.sync_every, sink=settings.records)
+    rounds = Rounds(phases, replicas, values, losses, settings.sync_every, settings.records)
     # What shards a model shows whole parameters in the place of its own while it computes.
     watch = ParameterWatch(
         optimizer,
@@ -144,6 +152,10 @@ def build(
         rounds=rounds,
         watch=watch,
         warn=warn,
+        peaks=[
+            [peak_rate(optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
+            for tunable in values.learning_rates
+        ],
         is_traced=is_traced,
         has_rounds=settings.controller is not None or is_recorded or replicas.needs_syncs or is_local,
     )

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hdet.checks import require_count, require_flag, require_kind
 from hdet.ensemble.ensemble import Ensemble
-from hdet.ensemble.state import check_counts, check_keys, check_tensors
+from hdet.ensemble.state import check_counts, check_keys, check_list, check_tensors
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.stacked import StackedReplicas
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from hdet.weak_hook import Closing
 
 
-class VirtualEnsemble:
+class VirtualEnsemble(Closing):
     """Train N replicas of a model in one process, with the same engine as on N ranks.
 
     The model and the optimizer that you give are templates: the replicas' parameters live in matrices with
@@ -136,12 +134,6 @@ class VirtualEnsemble:
         """Put the scheduled values back in place and let go of the optimizer, for good."""
         self.engine.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def state_dict(self) -> dict[str, Any]:
         """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
         return {
@@ -183,19 +175,16 @@ class VirtualEnsemble:
             )
         for name, value in own.items():
             if isinstance(value, Tensor):
-                check_tensors(f"state_dict model {name}", [state["model"][name]], [value], _is_alike)
+                check_tensors(f"state_dict model {name}", [state["model"][name]], [value])
         self._check_optimizer(state["param_groups"], state["row_optimizer"])
 
     def _check_optimizer(self, groups: Any, row_optimizer: Any) -> None:
         own = self.engine.optimizer.param_groups
-        if not isinstance(groups, (list, tuple)) or len(groups) != len(own):
-            got = len(groups) if isinstance(groups, (list, tuple)) else repr(groups)
-            raise ValueError(f"state_dict param_groups must be {len(own)} parameter groups, got {got}")
+        check_list("state_dict param_groups", groups, len(own), "parameter groups")
         check_keys("state_dict row_optimizer", row_optimizer, ("moments", "num_updates"))
         check_counts("state_dict row_optimizer", row_optimizer, ("num_updates",))
         moments = row_optimizer["moments"]
-        if not isinstance(moments, (list, tuple)) or len(moments) != len(own):
-            raise ValueError(f"state_dict moments must be of {len(own)} parameter groups, got {moments!r}")
+        check_list("state_dict moments", moments, len(own), "parameter groups")
         names = {"momentum_buffer"} if isinstance(self.engine.optimizer, SGD) else {"exp_avg", "exp_avg_sq"}
         for saved, group, here, matrix in zip(groups, own, moments, self.replicas.rows.matrices, strict=True):
             check_keys("state_dict param_groups", saved, [name for name in ("lr", "betas") if name in group])
@@ -206,12 +195,4 @@ class VirtualEnsemble:
                     f"{sorted(names)}, got {sorted(here)}: build the optimizer that it was saved with"
                 )
             for name, value in here.items():
-                check_tensors(f"state_dict moments {name}", [value], [matrix], _has_rows_of)
-
-
-def _is_alike(saved: Tensor, here: Tensor) -> bool:
-    return saved.shape == here.shape
-
-
-def _has_rows_of(saved: Tensor, here: Tensor) -> bool:
-    return saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
+                check_tensors(f"state_dict moments {name}", [value], [matrix], has_rows=True)

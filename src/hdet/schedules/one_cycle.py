@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,12 +28,10 @@ from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
 from hdet.schedules.one_cycle_arguments import as_list, check_momentum, check_phases, num_steps, per_group
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from hdet.weak_hook import Closing
 
 
-class OneCycleAutoLR(OneCycleLR):
+class OneCycleAutoLR(OneCycleLR, Closing):
     """Drop-in for :class:`torch.optim.lr_scheduler.OneCycleLR` with the method of the paper.
 
     With ``ensemble_lr_spread_ratio=0`` (the default) and no controller it is that scheduler, bit for bit.
@@ -258,12 +256,6 @@ class OneCycleAutoLR(OneCycleLR):
     def close(self) -> None:
         """Put the scheduled values back in place and let go of the optimizer, for good."""
         self.ensemble.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def get_last_lr(self) -> list[float | Tensor]:
         """What this replica's optimizer uses now; tensors are copies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -17,10 +17,7 @@ from hdet.explore.values import hyperparameters_of
 from hdet.records import RoundRecord
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.round_record import is_learning_rate
-from hdet.weak_hook import weak_hook
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from hdet.weak_hook import Closing, weak_hook
 
 
 def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
@@ -66,7 +63,7 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     return schedule
 
 
-class ReplayLR(LRScheduler):
+class ReplayLR(LRScheduler, Closing):
     """Replays an exported schedule, exactly, on one device or many.
 
     Args:
@@ -120,12 +117,6 @@ class ReplayLR(LRScheduler):
     def close(self) -> None:
         """Let go of the optimizer, which keeps the values that it has."""
         self._values = ExploredValues([], self.optimizer)  # the hook then finds nothing to write
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _find_slots_again(self, _: Optimizer) -> None:
         for slot in self._values.slots:
