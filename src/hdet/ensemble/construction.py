@@ -1,4 +1,4 @@
-"""What an ensemble is made of: built from the user's arguments, with nothing of the user's changed."""
+"""Builds the parts of an ensemble from the user's arguments, with nothing of the user's changed."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Parts:
     peaks: list[list[float]]
     """Of every slot of every learning rate, as asked for."""
     is_traced: bool
-    """Whether records tell the base of every step."""
+    """Records tell the base of every step."""
     has_rounds: bool
-    """Whether there are syncs, also where replicas do not differ."""
+    """There are syncs, also where replicas do not differ."""
 
 
 def build(

@@ -149,27 +149,27 @@ class Ensemble(Closing):
 
     @property
     def base(self) -> dict[str, float]:
-        """The shared value of every explored hyperparameter."""
+        """Give the shared value of every explored hyperparameter."""
         return self._values.base
 
     @property
     def values(self) -> dict[str, float]:
-        """What this replica uses."""
+        """Give the values that this replica uses."""
         return {t.name: t.value_with(t.multiplier) for t in self._values.tunables}
 
     @property
     def multipliers(self) -> dict[str, float]:
-        """This replica's factor on every base."""
+        """Give this replica's factor on every base."""
         return {tunable.name: tunable.multiplier for tunable in self._values.tunables}
 
     @property
     def positions(self) -> dict[str, float]:
-        """Where this replica stands in every spread, from -1 to 1."""
+        """Tell where this replica stands in every spread, from -1 to 1."""
         return {tunable.name: tunable.position for tunable in self._values.tunables}
 
     @property
     def found_lr(self) -> dict[str, float]:
-        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
         return {
             tunable.name: tunable.held[0]
             if tunable.held is not None and tunable.control is not None
@@ -178,7 +178,7 @@ class Ensemble(Closing):
         }
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, and where the run stands."""
+        """Tell in a few plain lines what was asked for, and where the run stands."""
         count = self.replicas.count
         lines = [f"{self._place}, {count} replica{'' if count == 1 else 's'}"]
         for (name, found), (asked, *_) in zip(self.found_lr.items(), self._peaks, strict=True):

@@ -52,7 +52,7 @@ class LocalMerge(Converge):
                 self.replicas.average_tensors(copies, ())
 
     def step_made(self, num_steps: int, *, begins: bool = False) -> None:
-        """After an optimizer step: keep gradients local from a certain step on."""
+        """Keep gradients local from a certain step on. Called after every optimizer step."""
         if begins or num_steps == self._local_from:
             self.is_local = num_steps >= self._local_from
             self.replicas.share_gradients(not self.is_local)
@@ -84,7 +84,7 @@ class LocalMerge(Converge):
             replicas.copy(0, range(1, replicas.count))
 
     def _shares(self, sync: Sync) -> list[float] | None:
-        """The share of every replica; None for equal shares of those that are not left out."""
+        """Find the share of every replica; None for equal shares of those that are not left out."""
         rule, record = self.rule, sync.record
         included = [r for r in range(self.replicas.count) if r not in record.excluded]
         norms = [report.gradient_norm for report in sync.reports]
@@ -113,7 +113,7 @@ class LocalMerge(Converge):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps; None for a rule that remembers nothing."""
+        """Save what the rule remembers; None for a rule that remembers nothing."""
         if not self.rule.has_state:
             return None
         copies = {name: self.replicas.as_saved(tensors) for name, tensors in self._copies.items()}

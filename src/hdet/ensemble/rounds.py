@@ -34,7 +34,7 @@ NOTICES = {
     "hdet.Ensemble(scheduler=...) takes a schedule of yours, and found.write(optimizer) gives it what was "
     "found",
 }
-"""What a call of ``step`` warns of, once."""
+"""A call of ``step`` warns of these, each once."""
 
 
 class StepCounter:
@@ -63,7 +63,7 @@ class StepCounter:
         self._used: tuple[Tensor, Tensor, int] | None = None
 
     def optimizer_stepped(self) -> None:
-        """After every step of the optimizer. Raises if the one before was not counted."""
+        """Note a step of the optimizer. Raises if the one before was not counted."""
         self.has_seen_steps = True
         self.has_moved = True
         self._num_uncounted += 1
@@ -115,12 +115,12 @@ class StepCounter:
 
 
 def _versions(parameters: Sequence[Tensor]) -> list[int]:
-    """Numbers that grow whenever a parameter is written. No device is asked."""
+    """Give numbers that grow whenever a parameter is written. No device is asked."""
     return [p._version for p in parameters]  # noqa: SLF001
 
 
 def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int] | None:
-    """A parameter with its gradient and that one's version. Tensors of inference mode have none."""
+    """Give a parameter with its gradient and that one's version. Tensors of inference mode have none."""
     gradient = parameter.grad
     if gradient is None or gradient.is_inference():
         return None
@@ -177,17 +177,17 @@ class ParameterWatch:
 
 @dataclass(eq=False)
 class Rounds:
-    """The rounds of a run, one after the other."""
+    """Runs the rounds of a run, one after the other."""
 
     phases: Sequence[Phase]
     """Of a sync, in their order."""
     replicas: Replicas
     values: ExploredValues
     losses: LossTable
-    """What replicas have seen in this round."""
+    """They are of this round."""
     sync_every: int
     sink: RecordSink | None
-    """Where the records of replica zero go; None for nowhere."""
+    """It takes the records of replica zero; None for no records."""
     converged_at = 0
     """The step after which replicas were made equal last."""
 

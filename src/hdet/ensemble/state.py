@@ -1,4 +1,4 @@
-"""What an ensemble saves, how it is checked before anything changes, and how it is loaded."""
+"""Saves an ensemble, checks a state before anything changes, and loads it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATE = (
     "steering",
     "tail",
 )
-"""What it holds."""
+"""It holds at least these."""
 _REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
 
 
@@ -245,14 +245,14 @@ def check_list(name: str, values: Any, count: int, what: str) -> None:
 
 
 class Schedule(Protocol):
-    """What the ensemble asks of a schedule; every torch LRScheduler has it."""
+    """Has what the ensemble asks of a schedule, as every torch LRScheduler."""
 
     def step(self) -> Any:
         """Write the values of the next step into the optimizer."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Save what a checkpoint keeps."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
@@ -273,7 +273,7 @@ def check_schedule(schedule: Schedule | None, state: Any) -> None:
 
 
 def _difference(schedule: Schedule, state: Any) -> str:
-    """How a state differs from those of a scheduler of torch, which takes any; empty if it does not."""
+    """Tell how a state differs from those of a scheduler of torch, which takes any; empty if not."""
     if not isinstance(state, Mapping):
         return f"it is {state!r}"
     if not isinstance(schedule, LRScheduler):
@@ -290,7 +290,7 @@ def _difference(schedule: Schedule, state: Any) -> str:
 
 
 def _refusal(schedule: Schedule, state: Mapping[str, Any]) -> str:
-    """Why a schedule cannot load a state, by a trial that is taken back; empty if it can."""
+    """Tell why a schedule cannot load a state, by a trial that is taken back; empty if it can."""
     own, names = dict(schedule.state_dict()), set(vars(schedule))
     try:
         schedule.load_state_dict(dict(state))

@@ -47,9 +47,9 @@ class Steering:
     settings: Settings
     """Of the ensemble, the controller's among them."""
     values: ExploredValues
-    """What is explored; each tunable takes its new base."""
+    """Each tunable takes its new base."""
     replicas: Replicas
-    """Who is compared, and whose weights go back."""
+    """They are compared, and their weights go back."""
     warn: WarnOnce
     """Tells the user, once."""
 
@@ -57,9 +57,9 @@ class Steering:
         """Raise if the controller could not do its work here."""
 
     controller = "none"
-    """What is at work, in a word."""
+    """Names the controller in a word."""
     has_gone_back = False
-    """Whether the last sync has put earlier weights back."""
+    """The last sync has put earlier weights back."""
 
     def begin(self, num_steps: int) -> None:
         """Begin, or begin again, with the weights that replicas have now.
@@ -158,7 +158,7 @@ class ComparingSteering(Steering):
             record.weights[r] = weight
 
     def _hold_bases(self, record: RoundRecord, replicas: Sequence[int], weights: Sequence[float]) -> None:
-        """The paper's form: the controller keeps a base of its own (eqs. 5-8)."""
+        """Keep a base of the controller's own, as the paper does (eqs. 5-8)."""
         for tunable in self.values.tunables:
             state = tunable.control
             if state is None:  # begin with the base where the schedule has brought it
@@ -183,7 +183,7 @@ class ComparingSteering(Steering):
             record.signal[tunable.name] = signal
 
     def _correct_bases(self, record: RoundRecord, replicas: Sequence[int], losses: Sequence[float]) -> None:
-        """Our form: a correction that multiplies the schedule."""
+        """Multiply the schedule by a correction, which is our form."""
         # A tunable without width this round has no effect to estimate, and takes no part of the others'.
         wide = [tunable for tunable in self.values.tunables if tunable.spread * tunable.share > 0]
         columns = [[record.positions[tunable.name][r] for r in replicas] for tunable in wide]
@@ -344,7 +344,7 @@ class GuardSteering(Steering):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
+        """Save what it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
         return {
             "controller": self.controller,
             "memory": list(self._memory),

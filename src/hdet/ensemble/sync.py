@@ -57,7 +57,7 @@ class LossTable:
 
     @property
     def means(self) -> list[float | None]:
-        """Mean loss of every replica; None where it saw no finite one."""
+        """Take the mean loss of every replica; None where it saw no finite one."""
         return [row.mean for row in self.rows]
 
 
@@ -72,20 +72,20 @@ class Sync:
     """Losses on the probe of the replicas that live here; None where they were not scored."""
     reports: Sequence[Report] = ()
     scores: list[float | None] = field(default_factory=list)
-    """What replicas are compared by: their losses, or those on the probe."""
+    """Replicas are compared by these: their losses, or those on the probe."""
     has_merged: bool = False
-    """Whether replicas have taken something from each other."""
+    """Replicas have taken something from each other."""
     leaves_equal: bool = True
-    """Whether nothing differs between replicas now, so that one speaks for all."""
+    """Nothing differs between replicas now, so that one speaks for all."""
 
 
 class Phase(Protocol):
     """One part of a sync."""
 
     name: str
-    """What its time is counted under."""
+    """Its time is counted under this."""
     ends_round: bool
-    """Whether it belongs to the end of a round only, and not to ``converge()`` within one."""
+    """It belongs to the end of a round only, and not to ``converge()`` within one."""
 
     def run(self, sync: Sync) -> None:
         """Do it, and tell the record. Collective."""
@@ -112,7 +112,7 @@ class Measure:
     replicas: Replicas
     values: ExploredValues
     losses: LossTable
-    """What they have seen in this round."""
+    """They are of this round."""
     converge: Converge
     """Knows whether each replica has its own gradients now, so that one can fall behind."""
     name = "measure"
@@ -208,7 +208,7 @@ class Converge:
         self.replicas.average(sync.record.excluded, like_weights=like_weights)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Nothing: a mean remembers nothing."""
+        """Save nothing: a mean remembers nothing."""
 
     def check_state(self, state: Any) -> None:
         """Raise for the state of a rule that remembers something."""

@@ -80,9 +80,9 @@ class VirtualEnsemble(Closing):
             joins_equal=join_equal,
             probe=probe,
         )
-        """Where the replicas live."""
+        """The replicas live here."""
         self.engine = Ensemble(optimizer, replicas=self.replicas, gradients=gradients, **settings)
-        """What counts steps, syncs and moves the base."""
+        """It counts steps, syncs, and moves the base."""
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> Tensor:
         """Make one optimizer step of every replica, and return their losses.
@@ -111,11 +111,11 @@ class VirtualEnsemble(Closing):
 
     @property
     def found_lr(self) -> dict[str, float]:
-        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
         return self.engine.found_lr
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, and where the run stands."""
+        """Tell in a few plain lines what was asked for, and where the run stands."""
         return self.engine.summary()
 
     def converge(self) -> None:
@@ -135,7 +135,7 @@ class VirtualEnsemble(Closing):
         self.engine.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
+        """Save everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
         return {
             "engine": self.engine.state_dict(),
             "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
