@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hdet
-from hdet.ensemble.guard_steering import GuardSteering
+from hdet.ensemble.steering import GuardSteering
 from hdet.ensemble.tail import Tail, TailMean
 from hdet.replicas import copies
 from hdet.replicas.average import Averager

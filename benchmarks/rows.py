@@ -440,7 +440,7 @@ def virtual_rows() -> list[Row]:
         )
 
         def virtual(ensemble: Any = ensemble, batches: Any = batches) -> None:
-            ensemble.step(batches)
+            ensemble.step(batches=batches)
 
         one_by_one, together = _interleaved([sequential, virtual], repeats=21)
         what = f"8 virtual replicas over 8 sequential models, {name} ({size:,}) parameters, 32 tokens each"

@@ -75,7 +75,7 @@ def train(task_name: str, method: str, lr: float, steps: int, seed: int) -> floa
     streams = [task.train_batches(seed=seed, replica=r) for r in range(count)]
     try:
         for _ in range(steps):
-            ensemble.step([next(stream) for stream in streams])
+            ensemble.step(batches=[next(stream) for stream in streams])
     except hdet.NotFiniteError:
         return math.inf
     return evaluate(task, model)["loss"]

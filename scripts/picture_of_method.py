@@ -58,7 +58,7 @@ def train() -> dict[str, Any]:
     start = places().mean(dim=0)
     for step in range(1, STEPS + 1):
         base.append(scheduler.get_last_lr()[0])
-        losses = ensemble.replicas.train_step([next(stream) for stream in streams])
+        losses = ensemble.replicas.train_step(None, [next(stream) for stream in streams])
         if FIRST_SHOWN < step <= FIRST_SHOWN + NUM_SHOWN:
             now = places()
             mean = now.mean(dim=0)

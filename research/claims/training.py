@@ -91,7 +91,7 @@ def _run_with_prior(
     ensemble.warm_start(config.noise_scale)
     streams = [task.train_batches(seed=config.seed, replica=r) for r in range(config.replicas)]
     for _ in range(config.steps):
-        ensemble.step([next(stream) for stream in streams])
+        ensemble.step(batches=[next(stream) for stream in streams])
     ensemble.converge()
     told = {
         name: {"spread": spread, "drop": drop}

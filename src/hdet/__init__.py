@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from hdet.schedules import OneCycleAutoLR as OneCycleAutoLR
     from hdet.schedules import ReplayLR as ReplayLR
     from hdet.schedules import export_schedule as export_schedule
-    from hdet.schedules.prior import Prior as Prior
-    from hdet.schedules.prior import prior_from as prior_from
+    from hdet.schedules.replay import Prior as Prior
+    from hdet.schedules.replay import prior_from as prior_from
     from hdet.search.found import FoundLR as FoundLR
     from hdet.search.with_torch import find_lr as find_lr
     from hdet.trackers import MLflowSink as MLflowSink

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = None) -> dict[str, Any]:
-    """The arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.
+    """Give the arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.
 
     The learning rates that the optimizer has now are the peaks of the schedule. Where a OneCycleLR was there
     before, its peaks are.
@@ -141,7 +141,7 @@ class AutoLR(Ensemble):
             records.write(found.to_record(self.replicas.count))
 
     def summary(self) -> str:
-        """A few plain lines: what was found, and where the run stands."""
+        """Tell in a few plain lines what was found, and where the run stands."""
         lines = [f"found: {self._found}"] if self._found else []
         return "\n".join([*lines, super().summary()])
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_kind
-from hdet.errors import CheckpointError, HdetWarning, warn
+from hdet.errors import CheckpointError, warn
 from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import digest
@@ -31,7 +31,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What :func:`load_checkpoint` has loaded."""
+    """Holds what :func:`load_checkpoint` has loaded."""
 
     step: int
     """Optimizer steps that the run had made."""
@@ -42,7 +42,7 @@ class Checkpoint:
     skipped: list[str] = field(default_factory=list)
     """The newer files that are broken, each with the reason."""
     states: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What the parts have saved, by name."""
+    """The parts have saved these, by name."""
     sha256: str = field(default="", repr=False)
 
     def load_into(self, **parts: Any) -> None:
@@ -65,7 +65,7 @@ class Checkpoint:
 
         name = ""
         try:
-            for act in (_require_fit, _load):
+            for act in (_require_fit, lambda part, state: part.load_state_dict(state)):
                 for name in sorted(parts, key=is_later):
                     act(_inner(parts[name]), self.states[name])
         except Exception as error:
@@ -115,7 +115,10 @@ def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: A
     folder.mkdir(parents=True, exist_ok=True)
     _require_none_later(folder, step)
     _write(target, {"kind": _KIND, "step": step, "states": states, "values": values})
-    _prune(folder, keep)
+    for _, file in _files(folder)[:-keep]:
+        file.unlink()
+    for file in folder.glob("step-*.pt.tmp"):  # of a process that was killed
+        file.unlink()
     return target
 
 
@@ -142,7 +145,7 @@ def load_checkpoint(path: str | Path, /, **parts: Any) -> Checkpoint | None:
     if checkpoint is None:
         return None
     for reason in checkpoint.skipped:
-        warn(f"{reason}: {checkpoint.path.name} is used", HdetWarning)
+        warn(f"{reason}: {checkpoint.path.name} is used")
     checkpoint.load_into(**parts)
     return checkpoint
 
@@ -209,7 +212,8 @@ class _Sealed:
     """A file that ends with the sha256 of what torch wrote, as the comment of the zip archive that it is."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._hash = file, hashlib.sha256()
+        self._file = file
+        self._hash = hashlib.sha256()
         self._end = b""
         """Held back: an archive without a comment ends with the comment's length, two zero bytes."""
         self._error: OSError | None = None
@@ -305,7 +309,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """The steps of a folder's checkpoints and their files, by step."""
+    """List the steps of a folder's checkpoints and their files, by step."""
     found = [(re.fullmatch(r"step-(\d+)\.pt", file.name), file) for file in folder.glob("step-*.pt")]
     return sorted((int(match[1]), file) for match, file in found if match)
 
@@ -326,15 +330,8 @@ def _require_none_later(folder: Path, step: int) -> None:
                 )
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for _, file in _files(folder)[:-keep]:
-        file.unlink()
-    for file in folder.glob("step-*.pt.tmp"):  # of a process that was killed
-        file.unlink()
-
-
 def _sync_folder(folder: Path) -> None:
-    """The new name is on disk only once the folder is."""
+    """Put the folder on disk, and the new name with it."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -348,10 +345,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _is_stateful(part: Any) -> bool:
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
-
-
-def _load(part: Any, state: Any) -> None:
-    part.load_state_dict(state)
 
 
 def _require_fit(part: Any, state: Any) -> None:
@@ -387,10 +380,10 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _inner(part: Any) -> Any:
-    """The model itself, so that the file fits one process and many."""
+    """Take the model itself, so that the file fits one process and many."""
     return part.module if isinstance(part, DistributedDataParallel) else part
 
 
 def _words(error: BaseException) -> str:
-    """An error in one line; its kind where it says nothing."""
+    """Tell an error in one line; its kind where it says nothing."""
     return " ".join(str(error).split())[:400] or type(error).__name__

@@ -89,7 +89,7 @@ _ON_THE_WAY = ("hdet", "contextlib", "torch")
 
 
 def install_command(extra: str) -> str:
-    """What to type for an extra of hdet: from the folder that hdet itself was installed from, if it was."""
+    """Tell what to type for an extra of hdet: from the folder that hdet was installed from, if it was."""
     try:
         origin = importlib.metadata.distribution("hdet").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

@@ -44,7 +44,7 @@ class JointOptimizer(Optimizer):
 
     @property
     def state(self) -> MutableMapping[Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What each keeps for its parameters, in one mapping."""
+        """Give what each keeps for its parameters, in one mapping."""
         return _JointState(self.optimizers)
 
     @state.setter
@@ -53,7 +53,7 @@ class JointOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step of each. A closure is evaluated once, before them."""
+        """Make one step of each. A closure is evaluated once, before them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -21,6 +21,7 @@ _NOW = {
     "hdet.core.shape": "hdet.method.recipe",
     "hdet.core.tail": "hdet.method.recipe",
     "hdet.core": "hdet.method",
+    "hdet.schedules.prior": "hdet.schedules.replay",
     "hdet.telemetry.names": "hdet.round_record",
     "hdet.telemetry.record": "hdet.round_record",
     "hdet.telemetry.sinks": "hdet.records",
@@ -53,7 +54,7 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The old name, if there is a new one for it."""
+        """Find the old name, if there is a new one for it."""
         for old, new in _NOW.items():
             if fullname == old or fullname.startswith(f"{old}."):
                 now = new + fullname.removeprefix(old)
@@ -72,6 +73,6 @@ class MovedModules(MetaPathFinder, Loader):
 
 
 def find_moved_modules() -> None:
-    """From now on, imports know the old names too."""
+    """Let imports know the old names too."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(MovedModules())

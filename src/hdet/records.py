@@ -1,4 +1,4 @@
-"""Where records go: memory, a file of JSON lines, or several sinks."""
+"""Takes records: into memory, a file of JSON lines, or several sinks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload, runtime_checkable
 
+from hdet.checks import require_kind
 from hdet.errors import warn
 from hdet.round_record import RoundRecord, problem_of
 from hdet.round_record import SearchRecord as SearchRecord
@@ -69,7 +70,9 @@ class JsonlSink:
         self.path = Path(path)
         _require_writable(self.path)
         self._waiting: list[RoundRecord] = []
-        self._is_open = self._has_begun = self._has_warned = False
+        self._is_open = False
+        self._has_begun = False
+        self._has_warned = False
 
     def write(self, record: RoundRecord) -> None:
         """Take one record."""
@@ -227,11 +230,8 @@ class Tee:
 
     def __init__(self, *sinks: RecordSink) -> None:
         for sink in sinks:
-            if not isinstance(sink, RecordSink):
-                raise TypeError(
-                    f"sinks must have a write(record) method, such as hdet.Records(), got {sink!r} of type "
-                    f"{type(sink).__name__}"
-                )
+            must = "sinks must have a write(record) method, such as hdet.Records()"
+            require_kind(must, sink, isinstance(sink, RecordSink))
         self.sinks = sinks
 
     def write(self, record: RoundRecord) -> None:

@@ -15,14 +15,14 @@ class SearchRecord:
     """Holds what :func:`hdet.find_lr` saw and chose before the run. Learning rates are of one group."""
 
     asked: float
-    """What the optimizer had."""
+    """The optimizer had this one."""
     found: float
-    """What the run trains with."""
+    """The run trains with this one."""
     low: float
     high: float
     """The best learning rate of a sweep should lie between these in four cases of five."""
     reason: str
-    """How it came about, in words."""
+    """It says in words how this came about."""
     num_steps: int
     """Optimizer steps that the search took."""
     ramp: list[list[float]]
@@ -61,7 +61,7 @@ class RoundRecord:
     """Share of each replica in what they have merged into; empty where shares are equal."""
     temperature: float | None = None
     positions: dict[str, list[float]] = field(default_factory=dict)
-    """Where each replica stood in the spread, from -1 to 1."""
+    """The place of each replica in the spread, from -1 to 1."""
     multipliers: dict[str, list[float]] = field(default_factory=dict)
     """Factor of each replica on the base of the round."""
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class RoundRecord:
     num_steps: int = 0
     """Steps since the previous record."""
     converged: bool = False
-    """Whether parameters were averaged."""
+    """Parameters were averaged."""
     search: SearchRecord | None = None
-    """What was found before the run, in a record of its own at step 0; None in the run itself."""
+    """It was found before the run, in a record of its own at step 0; None in the run itself."""
     num_brakes: int = 0
-    """How often the guard has gone back so far, because the run had collapsed."""
+    """The guard has gone back so often so far, because the run had collapsed."""
     num_averaged_steps: int = 0
     """At the end of a run whose tail is averaged: how many steps the final weights are the mean of."""
     bytes_sent: int = 0
@@ -175,6 +175,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**1023)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_number_or_null(value: object) -> bool:
     return value is None or _is_number(value)
 
@@ -198,7 +202,7 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: type(value) is int and 0 <= value < 2**53, "a whole number"),
     "float": (_is_number, "a number"),
     "float | None": (_is_number_or_null, "a number or null"),
-    "str": (lambda value: isinstance(value, str), "text"),
+    "str": (_is_text, "text"),
     "list[int]": (_is_list, "a list of numbers"),
     "list[float]": (_is_list, "a list of numbers"),
     "list[float | None]": (lambda value: _is_list(value, _is_number_or_null), "a list of numbers or null"),
@@ -207,10 +211,10 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
         lambda value: _are_pairs(value, _is_number_or_null),
         "pairs of numbers, the second of them or null",
     ),
-    "dict[int, str]": (lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
-    "dict[str, str]": (lambda value: _is_mapping(value, lambda why: isinstance(why, str)), "reasons"),
+    "dict[int, str]": (lambda value: _is_mapping(value, _is_text), "reasons"),
+    "dict[str, str]": (lambda value: _is_mapping(value, _is_text), "reasons"),
     "dict[str, float]": (_is_mapping, "numbers by name"),
     "dict[str, list[float]]": (lambda value: _is_mapping(value, _is_list), "lists of numbers by name"),
     "SearchRecord | None": (lambda _: True, "what a search saw"),
 }
-"""What a field of each type may hold, as a check and in words. Types are as the classes above write them."""
+"""Says what a field of each type may hold, as a check and in words. Types are as the classes write them."""

@@ -39,7 +39,7 @@ KINDS = {
 """All kinds of faults, and what they do."""
 
 _SECONDS = {"hang": 3600.0, "slow": 0.1}
-"""How long they take if they are not told."""
+"""They take so long if they are not told."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Fault:
     last_step: int | None = None
     """It happens at every step up to this one; None for one step only."""
     seconds: float | None = None
-    """How long a hang or a slow step takes."""
+    """A hang or a slow step takes so long."""
     factor: float = 1e4
-    """What parameters are multiplied by."""
+    """Parameters are multiplied by this."""
     num_bytes: int = 1000
-    """How much of each file is still written."""
+    """So much of each file is still written."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, tuple(KINDS))
@@ -78,11 +78,11 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """What it is called in the folder of those that have happened."""
+        """Name it as in the folder of those that have happened."""
         return f"{self.kind}-replica{self.replica}-step{self.step}"
 
     def happens_at(self, step: int) -> bool:
-        """Whether it happens in this step."""
+        """Tell if it happens in this step."""
         return self.step <= step <= (self.step if self.last_step is None else self.last_step)
 
 
@@ -127,7 +127,7 @@ class Faults:
 
     @torch.no_grad()
     def before_step(self, step: int, model: nn.Module | None = None) -> None:
-        """At the beginning of a step: kills, sleeps, and changes of the parameters."""
+        """Kill, sleep, or change parameters, at the beginning of a step."""
         for fault in self._due(step, "kill", "hang", "slow", "nan_parameters", "scaled_parameters"):
             if fault.kind == "kill":
                 os._exit(1)
@@ -140,11 +140,11 @@ class Faults:
                     parameter.mul_(math.nan if fault.kind == "nan_parameters" else fault.factor)
 
     def loss(self, step: int, loss: Tensor) -> Tensor:
-        """The loss of this step, before its backward pass."""
+        """Change the loss of this step, before its backward pass."""
         return loss * math.nan if self._due(step, "nan_loss") else loss
 
     def after_backward(self, step: int, model: nn.Module) -> None:
-        """After the backward pass."""
+        """Change gradients, after the backward pass."""
         if self._due(step, "nan_gradients"):
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -152,7 +152,7 @@ class Faults:
 
     @contextmanager
     def saving(self, step: int, folder: Path | str) -> Iterator[None]:
-        """Around the writing of a checkpoint in ``folder``.
+        """Let the writing of a checkpoint in ``folder`` fail, within the block.
 
         Around nothing else: while a disk is full, no file of the process can be written.
         """
@@ -166,7 +166,7 @@ class Faults:
             os.truncate(newest, newest.stat().st_size // 2)
 
     def _due(self, step: int, *kinds: str) -> list[Fault]:
-        """What happens to this replica now. It is remembered before, because afterwards may be too late."""
+        """Find what happens to this replica now, and remember it: afterwards may be too late."""
         mine = [f for f in self.faults if f.replica == self._replica and f.kind in kinds]
         due = [f for f in mine if f.happens_at(step)]
         if self._happened is not None:

@@ -1,10 +1,13 @@
-"""Hooks that let go: the optimizer that holds one does not keep alive what it calls."""
+"""Letting go: hooks that keep nothing alive, and objects that close."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
@@ -33,3 +36,16 @@ def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
             alive(*arguments)
 
     return hook
+
+
+class Closing:
+    """Closes at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

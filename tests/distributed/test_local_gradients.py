@@ -54,7 +54,7 @@ def run_virtual(count, kind="adamw", batch=lambda r, step: batch_of(r, step), **
         **({"gradients": "local"} | settings(**more)),
     )
     for step in range(STEPS):
-        ensemble.step([batch(r, step) for r in range(count)])
+        ensemble.step(batches=[batch(r, step) for r in range(count)])
     return [p.detach() for p in model.parameters()], list(records), ensemble
 
 

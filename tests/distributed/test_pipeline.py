@@ -104,7 +104,7 @@ def test_replicas_in_stages_that_differ_are_compared_averaged_and_steered_as_vir
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     ensemble = hdet.VirtualEnsemble(model, optimizer, loss_of, num_replicas=2, **settings(optimizer, 0.3))
     for step in range(STEPS):
-        ensemble.step([batch_of(0, step), batch_of(1, step)])
+        ensemble.step(batches=[batch_of(0, step), batch_of(1, step)])
     expected = [p.detach() for p in model.parameters()]
     for rank, (_, mine, _, base) in enumerate(ranks):
         assert base == pytest.approx(ensemble.engine.base["lr"], rel=1e-9)

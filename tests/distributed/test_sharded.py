@@ -229,7 +229,7 @@ def test_sharded_replicas_that_differ_are_compared_averaged_and_steered_as_virtu
         average_tail=0.2,
     )
     for step in range(60):
-        ensemble.step([joined(step, (0, 1)), joined(step, (2, 3))])
+        ensemble.step(batches=[joined(step, (0, 1)), joined(step, (2, 3))])
     for parameters, base in ranks:
         assert base == pytest.approx(ensemble.engine.base["lr"], rel=1e-9)
         for mine, theirs in zip(parameters, model.parameters(), strict=True):

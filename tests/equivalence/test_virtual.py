@@ -96,7 +96,7 @@ def run_virtual(name: str, num_replicas: int, **more: Any) -> tuple[nn.Module, l
     chosen = settings(name, optimizer) | more
     ensemble = hdet.VirtualEnsemble(model, optimizer, loss_of, num_replicas=num_replicas, **chosen)
     for t in range(STEPS):
-        ensemble.step([batch_of(r, t) for r in range(num_replicas)])
+        ensemble.step(batches=[batch_of(r, t) for r in range(num_replicas)])
     return model, list(chosen["records"]), ensemble
 
 
@@ -121,7 +121,7 @@ def test_local_gradients_let_replicas_part_and_averaging_joins_them() -> None:
     matrix = ensemble.replicas.rows.matrices[0]
     assert torch.equal(matrix[0], matrix[3])  # the last step is a sync
     with pytest.warns(hdet.HdetWarning, match="after total_steps"):
-        ensemble.step([batch_of(r, 99) for r in range(4)])
+        ensemble.step(batches=[batch_of(r, 99) for r in range(4)])
     # One more step with local gradients: replicas differ by more than their multipliers say.
     difference = matrix - matrix.mean(dim=0)
     directions = difference / difference.norm(dim=1, keepdim=True)

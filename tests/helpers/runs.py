@@ -96,7 +96,7 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         if step < steps:
             shift = 9.0 if is_guarded and 150 <= step < 160 else 0.0
             data = [batch(r, step, seed) for r in range(num_replicas)]
-            ensemble.step([(x, y + shift) for x, y in data])
+            ensemble.step(batches=[(x, y + shift) for x, y in data])
     return tuple(records), tuple(evaluations)
 
 

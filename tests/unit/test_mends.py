@@ -119,6 +119,141 @@ def test_auto_lr_does_not_train_with_a_learning_rate_of_zero():
         hdet.AutoLR(optimizer, total_steps=100, model=model)
 
 
+def test_replicas_that_are_no_process_group_are_called_replicas():
+    model, optimizer = build()
+    words = "^replicas must be None while torch.distributed is not running, got 'all': call"
+    with pytest.raises(ValueError, match=words):
+        hdet.Ensemble(optimizer, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.AutoLR(optimizer, total_steps=100, model=model, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.find_lr(model, optimizer, [torch.ones(4, 3)], loss_of, total_steps=100, replicas="all")
+
+
+def test_a_replay_closes_like_the_other_schedulers():
+    _, optimizer = build()
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    schedule = {"lr": [0.1, 0.2], "weight_decay": [0.3, 0.4]}
+    with hdet.ReplayLR(optimizer, schedule, explore=[hdet.WeightDecay(0.0)]) as replay:
+        optimizer.step()
+        replay.step()
+    assert optimizer.param_groups[0]["weight_decay"] == 0.4  # a replay has no values of its own to take back
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.4
+    optimizer.param_groups[0]["weight_decay"] = 0.7
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.7, "after close() nothing is written any more"
+    replay.close()
+
+
+# --- parameters that come and go ------------------------------------------------------------------
+
+
+def ensembles(model: nn.Module, optimizer: torch.optim.Optimizer):
+    """Build one of each kind, as a function that makes a step."""
+    batch = torch.ones(4, 3)
+
+    def stepping(scheduler):
+        return lambda: train(model, optimizer, scheduler, 1)
+
+    virtual = hdet.VirtualEnsemble(model, optimizer, loss_of, num_replicas=2, sync_every=3)
+    yield lambda: virtual.step(batch)
+    virtual.close()
+    cycle = {"max_lr": 0.1, "total_steps": 20}
+    settings = {"explore": [hdet.LearningRate(0.0)], "average_tail": 0.5, "total_steps": 6}
+    for build_one in (
+        lambda: hdet.AutoLR(optimizer, total_steps=20, model=model, sync_every=3),
+        lambda: hdet.Ensemble(optimizer, model=model, sync_every=3, controller=hdet.Controller()),
+        lambda: hdet.Ensemble(optimizer, model=model, **settings),  # no rounds, but a tail
+        lambda: hdet.OneCycleAutoLR(
+            optimizer, model=model, model_sync_interval=3, records=hdet.Records(), **cycle
+        ),
+    ):
+        with build_one() as scheduler:
+            yield stepping(scheduler)
+
+
+@pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
+@pytest.mark.parametrize("which", range(5))
+def test_a_parameter_group_that_is_added_later_is_noticed_at_the_step(which: int):
+    model, optimizer = build()
+    for i, step in enumerate(ensembles(model, optimizer)):
+        if i == which:
+            step()
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+            with pytest.raises(
+                hdet.HdetError,
+                match="1 parameter groups when the ensemble was built, but it has 2 now: build the ensemble",
+            ):
+                step()
+            return
+
+
+@pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
+@pytest.mark.parametrize("which", range(5))
+def test_a_layer_that_is_replaced_is_noticed_at_the_sync(which: int):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for i, step in enumerate(ensembles(model, optimizer)):
+        if i == which:
+            step()
+            model[1] = nn.Linear(3, 1)
+            with pytest.raises(
+                hdet.HdetError, match=r"2 parameters of the model were replaced .*: build the optimizer and"
+            ):
+                for _ in range(3):
+                    step()
+            return
+
+
+def test_parameters_may_be_frozen_and_read_again_during_a_run():
+    model, optimizer = build()
+    auto = hdet.AutoLR(optimizer, total_steps=10, model=model, sync_every=2)
+    train(model, optimizer, auto, 3)
+    model.bias.requires_grad_(False)
+    optimizer.load_state_dict(optimizer.state_dict())
+    model.load_state_dict(model.state_dict())
+    train(model, optimizer, auto, 3)
+    model.bias.requires_grad_(True)
+    model.teacher = nn.Linear(3, 1).requires_grad_(False)
+    train(model, optimizer, auto, 4)
+    assert auto.num_steps == 10
+
+
+# --- batches of virtual replicas ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_of_a_data_loader_is_one_batch_for_all_replicas(kind: type, vectorize: bool):
+    def pairs(model: nn.Module, batch) -> torch.Tensor:
+        x, y = batch
+        return (model(x) - y[:, :1]).square().mean()
+
+    model, optimizer = build()
+    ensemble = hdet.VirtualEnsemble(model, optimizer, pairs, num_replicas=2, vectorize=vectorize)
+    batch = kind([torch.ones(4, 3), torch.full((4, 3), 2.0)])
+    expected = pairs(model, batch).item()
+    assert ensemble.step(batch).tolist() == pytest.approx([expected, expected])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({}, TypeError, r"must be given either batch or batches, got neither: pass step\(batch\)"),
+        ({"batch": torch.ones(4, 3), "batches": [torch.ones(4, 3)] * 2}, TypeError, "got both"),
+        ({"batches": [torch.ones(4, 3)] * 3}, ValueError, r"batches must be 2, one per replica, got 3"),
+        ({"batches": torch.ones(2, 4, 3)}, TypeError, "batches must be a list of 2 batches, one per replica"),
+    ],
+)
+def test_what_a_step_of_virtual_replicas_is_given_is_said_explicitly(given, error, words: str):
+    ensemble = hdet.VirtualEnsemble(*build(), loss_of, num_replicas=2)
+    with pytest.raises(error, match=words):
+        ensemble.step(**given)
+    assert ensemble.engine.num_steps == 0
+
+
 # --- states ---------------------------------------------------------------------------------------
 
 

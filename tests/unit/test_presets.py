@@ -71,7 +71,7 @@ def assert_follows(settings, kind, rule, *, shared_until=0, total_steps=STEPS, l
     for step in range(1, STEPS + 1):
         if lrs is not None:
             lrs(ensemble, members)
-        ensemble.step([batch(r, step) for r in range(N)])
+        ensemble.step(batches=[batch(r, step) for r in range(N)])
         members.step(step, shares=step <= shared_until)
         if step % T == 0:
             rule(members, step)
@@ -245,14 +245,14 @@ PRESETS = {
 def test_a_checkpoint_resumes_bit_for_bit(name, saved_at, tmp_path):
     ensemble = build_virtual(PRESETS[name])
     for step in range(STEPS):
-        ensemble.step([batch(r, step) for r in range(N)])
+        ensemble.step(batches=[batch(r, step) for r in range(N)])
         if step + 1 == saved_at:
             ensemble.converge()
             torch.save(ensemble.state_dict(), tmp_path / "state.pt")
     again = build_virtual(PRESETS[name])
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for step in range(saved_at, STEPS):
-        again.step([batch(r, step) for r in range(N)])
+        again.step(batches=[batch(r, step) for r in range(N)])
     assert torch.equal(flat(ensemble.model), flat(again.model))
 
 
@@ -260,13 +260,13 @@ def test_a_checkpoint_resumes_bit_for_bit(name, saved_at, tmp_path):
 def test_a_checkpoint_loads_into_another_number_of_replicas(name):
     ensemble = build_virtual(PRESETS[name])
     for step in range(6):
-        ensemble.step([batch(r, step) for r in range(N)])
+        ensemble.step(batches=[batch(r, step) for r in range(N)])
     ensemble.converge()
     again = build_virtual(PRESETS[name], num_replicas=2)
     again.load_state_dict(ensemble.state_dict())
     assert torch.equal(flat(ensemble.model), flat(again.model))
     for step in range(6, STEPS):
-        again.step([batch(r, step) for r in range(2)])
+        again.step(batches=[batch(r, step) for r in range(2)])
     assert torch.isfinite(flat(again.model)).all()
     assert torch.equal(*again.replicas.rows.matrices[0])
 
@@ -284,7 +284,7 @@ def test_a_replica_that_is_lost_gets_what_another_holds_where_they_stay_apart():
             if step == 7:
                 with torch.no_grad():
                     ensemble.replicas.rows.matrices[0][2].fill_(float("nan"))
-            ensemble.step([batch(r, step) for r in range(N)])
+            ensemble.step(batches=[batch(r, step) for r in range(N)])
         assert torch.isfinite(flat(ensemble.model)).all(), name
 
 

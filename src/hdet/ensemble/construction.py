@@ -1,4 +1,4 @@
-"""What an ensemble is made of: built from the user's arguments, with nothing of the user's changed."""
+"""Builds the parts of an ensemble from the user's arguments, with nothing of the user's changed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_number
-from hdet.ensemble.guard_steering import GuardSteering
 from hdet.ensemble.merging import LocalMerge
-from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.rounds import ParameterWatch, Rounds
 from hdet.ensemble.settings import Settings, check_objects
 from hdet.ensemble.state import Schedule
-from hdet.ensemble.steering import ComparingSteering, Steering
+from hdet.ensemble.steering import ComparingSteering, GuardSteering, Steering
 from hdet.ensemble.sync import Converge, Describe, LossTable, Measure, Phase, Probe, Reassign, Steer
 from hdet.ensemble.tail import Tail
 from hdet.errors import WarnOnce
 from hdet.explore import ExploredValues, LearningRate
 from hdet.explore.values import hyperparameters_of
+from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
 from hdet.replicas.gradients import require_local_gradients
-from hdet.replicas.optimizers import optimizer_layers, plain_model, plain_scheduler
+from hdet.replicas.optimizers import (
+    optimizer_layers,
+    partitioning_layer,
+    peak_rate,
+    plain_model,
+    plain_scheduler,
+)
 from hdet.replicas.refusals import OPTIMIZERS, refuse
 from hdet.replicas.tensors import parameters_of
 
@@ -47,11 +53,14 @@ class Parts:
     converge: Converge
     reassign: Reassign
     rounds: Rounds
+    watch: ParameterWatch
     warn: WarnOnce
+    peaks: list[list[float]]
+    """Of every slot of every learning rate, as asked for."""
     is_traced: bool
-    """Whether records tell the base of every step."""
+    """Records tell the base of every step."""
     has_rounds: bool
-    """Whether there are syncs, also where replicas do not differ."""
+    """There are syncs, also where replicas do not differ."""
 
 
 def build(
@@ -95,16 +104,15 @@ def build(
         if (values.explores or is_local) and replicas.has_others:
             refuse("optimizer", layers, OPTIMIZERS, "differ")
         warn = WarnOnce(is_silent=not replicas.is_writer)
-        steering = _steering(settings, values, replicas, warn)
+        kinds = ((Guard, GuardSteering), (Controller, ComparingSteering), (object, Steering))
+        kind = next(kind for told_as, kind in kinds if isinstance(settings.controller, told_as))
+        steering = kind(settings, values, replicas, warn)
         settings = replace(settings, moments=settings.moments_for(optimizer, values))
         steps = range(0) if total_steps is None else tail_steps(total_steps, settings.average_tail)
         tail = Tail(replicas, steps) if steps else None
         converge = Converge(replicas, tail)
         if is_local:
-            keeps_moments = settings.moments == "keep"
-            converge = LocalMerge(
-                settings.rule, replicas, tail, keeps_moments=keeps_moments, total_steps=total_steps
-            )
+            converge = LocalMerge(replicas, tail, settings.rule, settings.moments == "keep", total_steps)
         reassign = Reassign(replicas, values, settings)
         reassign.positions(0)  # raises if the assignment does not fit
     replicas.require_same(settings.compared())
@@ -118,12 +126,18 @@ def build(
     phases: list[Phase] = [Probe(replicas)] if replicas.has_probe else []
     phases += [Measure(replicas, values, losses, converge), converge]
     if compares or is_traced:
-        phases.append(Describe(values, reassign, is_traced=is_traced))
+        phases.append(Describe(values, reassign, is_traced))
     if settings.controller is not None:
         phases.append(Steer(steering, tail))
     if compares or values.explores:
         phases.append(reassign)
-    rounds = Rounds(phases, replicas, values, losses, sync_every=settings.sync_every, sink=settings.records)
+    rounds = Rounds(phases, replicas, values, losses, settings.sync_every, settings.records)
+    # What shards a model shows whole parameters in the place of its own while it computes.
+    watch = ParameterWatch(
+        optimizer,
+        None if replicas.is_sharded else getattr(replicas, "model", model),
+        is_partitioned=partitioning_layer(layers) is not None,
+    )
     return Parts(
         settings=settings,
         optimizer=optimizer,
@@ -136,19 +150,12 @@ def build(
         converge=converge,
         reassign=reassign,
         rounds=rounds,
+        watch=watch,
         warn=warn,
+        peaks=[
+            [peak_rate(optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
+            for tunable in values.learning_rates
+        ],
         is_traced=is_traced,
         has_rounds=settings.controller is not None or is_recorded or replicas.needs_syncs or is_local,
-    )
-
-
-def _steering(settings: Settings, values: ExploredValues, replicas: Replicas, warn: WarnOnce) -> Steering:
-    """Put the controller that was asked for to work; raises if it could not do it here."""
-    controller, total_steps = settings.controller, settings.total_steps
-    if controller is None:
-        return Steering()
-    if isinstance(controller, Guard):
-        return GuardSteering(controller, values, replicas, total_steps=total_steps, warn=warn)
-    return ComparingSteering(
-        controller, values, replicas, sync_every=settings.sync_every, total_steps=total_steps, warn=warn
     )

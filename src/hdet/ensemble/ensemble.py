@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.ensemble import state
 from hdet.ensemble.construction import build
-from hdet.ensemble.rounds import StepCounter
-from hdet.ensemble.state import (
-    VERSION,
-    Schedule,
-    check_state,
-    describe_run,
-    load_plan,
-    load_progress,
-    save_parts,
-)
-from hdet.errors import HdetError, HdetWarning, NotConvergedWarning, NotFiniteError, warn
+from hdet.ensemble.rounds import NOTICES, StepCounter
+from hdet.errors import HdetError
 from hdet.explore import Hyperparameter
 from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.merges import Merge
-from hdet.records import RecordSink
+from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import ReplicaGroup, Replicas
-from hdet.replicas.optimizers import claim, peak_rate, release
+from hdet.replicas.optimizers import claim, release
 from hdet.replicas.tensors import parameters_of
+from hdet.weak_hook import Closing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from typing_extensions import Self
-
 
 _log = logging.getLogger(__name__)
 
 
-class Ensemble:
+class Ensemble(Closing):
     """Hyperparameter-divergent training over any optimizer and any schedule.
 
     Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
@@ -103,7 +94,7 @@ class Ensemble:
         self,
         optimizer: Optimizer,
         *,
-        scheduler: Schedule | None = None,
+        scheduler: state.Schedule | None = None,
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
@@ -121,45 +112,30 @@ class Ensemble:
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
-        parts = build(
-            optimizer,
-            scheduler,
-            model,
-            replicas,
-            patience=patience,
-            explore=explore,
-            sync_every=sync_every,
-            controller=controller,
-            total_steps=total_steps,
-            seed=seed,
-            bucket_mib=bucket_mib,
-            assignment=assignment,
-            gradients=gradients,
-            merge=merge,
-            moments=moments,
-            probe=probe,
-            average_tail=average_tail,
-            records=records,
-        )
-        self._parts, settings = parts, parts.settings
-        self.optimizer, self.replicas, self.seed = parts.optimizer, parts.replicas, seed
-        self.sync_every, self.total_steps = sync_every, settings.total_steps
+        told = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        parts = build(**told)
+        self._parts = parts
+        self.optimizer = parts.optimizer
+        self.replicas = parts.replicas
+        self.seed = seed
+        self.sync_every = sync_every
+        self.total_steps = parts.settings.total_steps
         self.steering = parts.steering
-        """What moves the shared values."""
-        self._values, self._tail, self._rounds = parts.values, parts.tail, parts.rounds
+        """Moves the shared values."""
+        self.watch = parts.watch
+        """Notices parameters that come or go."""
+        self._values = parts.values
+        self._tail = parts.tail
         self._tail_steps = range(0) if parts.tail is None else parts.tail.steps
         self._is_closed_form = getattr(parts.scheduler, "is_closed_form", False)
-        self._peaks = [
-            [peak_rate(self.optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
-            for tunable in self._values.learning_rates
-        ]
+        self._peaks = parts.peaks
 
         # From here on things change.
-        self._counter = StepCounter(parameters_of(self.optimizer))
+        self._counter = StepCounter(parameters_of(self.optimizer), parts.warn)
         self._begins_equal = self.replicas.attach(
             self._values,
-            moments=settings.moments,  # pyright: ignore[reportArgumentType]
-            measures_gradients=settings.rule.compares_gradients,
+            moments=parts.settings.moments,  # pyright: ignore[reportArgumentType]
+            measures_gradients=parts.settings.rule.compares_gradients,
             step_made=self._counter.optimizer_stepped,
         )
         claim(self.optimizer, self)
@@ -168,33 +144,32 @@ class Ensemble:
         self._hooks = self._values.watch(self.optimizer)
         self._restart(max(0, getattr(parts.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
-        self.steering.begin(self.num_steps)
 
     # --- what users read -----------------------------------------------------------------------------
 
     @property
     def base(self) -> dict[str, float]:
-        """The shared value of every explored hyperparameter."""
+        """Give the shared value of every explored hyperparameter."""
         return self._values.base
 
     @property
     def values(self) -> dict[str, float]:
-        """What this replica uses."""
+        """Give the values that this replica uses."""
         return {t.name: t.value_with(t.multiplier) for t in self._values.tunables}
 
     @property
     def multipliers(self) -> dict[str, float]:
-        """This replica's factor on every base."""
+        """Give this replica's factor on every base."""
         return {tunable.name: tunable.multiplier for tunable in self._values.tunables}
 
     @property
     def positions(self) -> dict[str, float]:
-        """Where this replica stands in every spread, from -1 to 1."""
+        """Tell where this replica stands in every spread, from -1 to 1."""
         return {tunable.name: tunable.position for tunable in self._values.tunables}
 
     @property
     def found_lr(self) -> dict[str, float]:
-        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
         return {
             tunable.name: tunable.held[0]
             if tunable.held is not None and tunable.control is not None
@@ -203,18 +178,20 @@ class Ensemble:
         }
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, and where the run stands."""
-        of = "" if self.total_steps is None else f" of {self.total_steps}"
+        """Tell in a few plain lines what was asked for, and where the run stands."""
         count = self.replicas.count
-        lines = [f"step {self.num_steps}{of}, {count} replica{'' if count == 1 else 's'}"]
+        lines = [f"{self._place}, {count} replica{'' if count == 1 else 's'}"]
         for (name, found), (asked, *_) in zip(self.found_lr.items(), self._peaks, strict=True):
             moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
             lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
         return "\n".join(lines)
 
+    @property
+    def _place(self) -> str:
+        return f"step {self.num_steps}" + ("" if self.total_steps is None else f" of {self.total_steps}")
+
     def __repr__(self) -> str:
-        end = "" if self.total_steps is None else f" of {self.total_steps}"
-        return f"<{type(self).__name__} at step {self.num_steps}{end}>"
+        return f"<{type(self).__name__} at {self._place}>"
 
     # --- what users call -----------------------------------------------------------------------------
 
@@ -237,65 +214,51 @@ class Ensemble:
         self._require_open("step()")
         if loss is not None and self._has_rounds:
             self.replicas.add_loss(loss)
-        is_counted = self._counter.takes_call()
-        if self._counter.is_called_early:
-            self._parts.warn(
-                "order",
-                "step() must be called after optimizer.step(), but it was called between backward() and "
-                "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
-                "the call below optimizer.step()",
-                HdetWarning,
-            )
-        if not is_counted or skipped:
+        if not self._counter.takes_call() or skipped:
             return
+        self.watch.require_same_groups()
         if self.total_steps is not None and self.num_steps >= self.total_steps:
-            self._parts.warn(
-                "past the end",
-                f"step() was called after total_steps={self.total_steps} steps: the schedule stays at its "
-                "last value. Pass the true number of steps as total_steps",
-                HdetWarning,
-            )
+            self._notice("past the end")
         elif self._is_finished:
-            self._parts.warn(
-                "after finish",
-                f"step() was called after finish(), which ended the run at step {self.num_steps}: from here "
-                "on there is no mean of the last weights",
-                HdetWarning,
-            )
+            self._notice("after finish")
         self.num_steps += 1
-        if self.num_steps in self._tail_steps and self._tail is not None:
-            self._tail.step_made(self.num_steps)
         is_end = self.num_steps == self.total_steps
         is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
-        record = None
-        if is_sync:
-            with self._sharing_gradients_on_error():
-                record = self._rounds.run(self.num_steps, ends_round=True, joins=is_end)
+        is_in_tail = self.num_steps in self._tail_steps
+        if is_sync or is_in_tail:  # not at every step: it looks at each parameter
+            self.watch.require_same()
+        if is_in_tail and self._tail is not None:
+            self._tail.step_made(self.num_steps)
+        record = self._sync(ends_round=True, joins=is_end) if is_sync else None
         self._parts.converge.step_made(self.num_steps)
         if is_end and self._tail is not None:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
                 record.num_averaged_steps = num_averaged_steps
         slots = self._values.every_slot if is_sync else self._values.moving_slots
-        # Comparing tensors waits for the device, so it is done at syncs only.
-        changed_outside = slots.follow(
+        if slots.follow(
             self._step_schedule,
-            compare_tensors=is_sync,
+            compare_tensors=is_sync,  # not at every step: it waits for the device
             is_traced=self._parts.is_traced,
             is_closed_form=self._is_closed_form,
-        )
-        if changed_outside:
-            self._parts.warn(
-                "changed outside",
-                "the learning rate, or another value that hdet sets, was changed by something other than "
-                "hdet since the last step: remove your own scheduler and what else writes it. "
-                "hdet.Ensemble(scheduler=...) takes a schedule of yours, and found.write(optimizer) gives it "
-                "what was found",
-                HdetWarning,
-            )
+        ):
+            self._notice("changed outside")
         if record is not None:
-            self._counter.has_moved = False
-            self._rounds.write(record)
+            self._parts.rounds.write(record)
+
+    def _sync(self, *, ends_round: bool, joins: bool) -> RoundRecord:
+        try:
+            record = self._parts.rounds.run(self.num_steps, ends_round=ends_round, joins=joins)
+        except BaseException:
+            # Leave the user's DistributedDataParallel as it was: the run cannot go on.
+            self.replicas.share_gradients(True)
+            raise
+        self._counter.has_moved = False
+        return record
+
+    def _notice(self, key: str) -> None:
+        text = NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps)
+        self._parts.warn(key, text)
 
     def _step_schedule(self) -> None:
         # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
@@ -316,10 +279,8 @@ class Ensemble:
 
     def _converge(self) -> None:
         if self._has_rounds and self._is_apart:
-            with self._sharing_gradients_on_error():
-                record = self._rounds.run(self.num_steps, ends_round=False, joins=True)
-            self._counter.has_moved = False
-            self._rounds.write(record)
+            self.watch.require_same()
+            self._parts.rounds.write(self._sync(ends_round=False, joins=True))
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -353,11 +314,9 @@ class Ensemble:
         with nullcontext() if self._tail is None else self._tail.in_place():
             yield
 
-    @contextmanager
-    def base_values(self) -> Iterator[None]:
-        """Within the block, this replica uses the shared values."""
-        with self._values.at_base():
-            yield
+    def base_values(self) -> AbstractContextManager[None]:
+        """Use the shared values on this replica, within the block."""
+        return self._values.at_base()
 
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
@@ -378,12 +337,6 @@ class Ensemble:
         self._values.every_slot.put_scheduled()
         release(self.optimizer)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _require_open(self, call: str) -> None:
         if self._is_closed:
             raise HdetError(f"{call} must not be called after close(), but it was: build a new ensemble")
@@ -397,34 +350,14 @@ class Ensemble:
         training resumes bit for bit. Not collective. It raises where the parameters are not finite, so that a
         good checkpoint is not written over.
         """
-        if self._has_rounds:
-            differ = self.replicas.differ and self.replicas.has_others
-            is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
-            if self._is_apart and not is_new and (differ or self.replicas.needs_syncs):
-                warn(
-                    "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep "
-                    "others and drop this round's losses: call converge() on every replica before saving",
-                    NotConvergedWarning,
-                )
-        if self._tail is not None and self._tail.is_in_parts:
-            warn(
-                "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and "
-                "the tail would begin again: call converge() on every replica before saving",
-                NotConvergedWarning,
-            )
-        if not self.replicas.all_finite(self.replicas.weights()):
-            raise NotFiniteError(
-                f"at step {self.num_steps} the parameters are not finite, so nothing is saved: resume "
-                "from the last checkpoint with a lower learning rate"
-            )
+        is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
+        is_apart = self._has_rounds and self._is_apart and not is_new
+        state.require_fit_to_save(self._parts, self.num_steps, is_apart=is_apart)
         return {
-            "version": VERSION,
             "num_steps": self.num_steps,
-            "total_steps": self.total_steps,
-            **({} if self.replicas.is_sharded else describe_run(self._parts)),
             "peaks": [list(peak) for peak in self._peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
-            **save_parts(self._parts),
+            **state.save_parts(self._parts),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -433,21 +366,19 @@ class Ensemble:
         A state that does not fit is refused before anything changes.
         """
         self.check_state_dict(state_dict)
-        load_plan(state_dict, self._parts)
+        state.load_plan(state_dict, self._parts)
         self._peaks = [list(peak) for peak in state_dict["peaks"]]
         self._restart(state_dict["num_steps"], narrows=False)
-        self.steering.begin(self.num_steps)
-        load_progress(state_dict, self._parts)
+        state.load_progress(state_dict, self._parts)
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
-        check_state(state_dict, self._parts)
+        state.check_state(state_dict, self._parts)
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""
         self._restart(num_steps, begins_equal=self._begins_equal)
-        self.steering.begin(num_steps)
 
     # --- beginning -----------------------------------------------------------------------------------
 
@@ -459,19 +390,11 @@ class Ensemble:
         if self._tail is not None:
             self._tail.begin(is_checked=self._has_rounds and not self._parts.settings.is_local)
         with self._values.rewriting(is_traced=self._parts.is_traced):
-            self._rounds.begin_at(num_steps)
+            self._parts.rounds.begin_at(num_steps)
             self._parts.reassign.draw(num_steps, narrows=narrows)
+        self.steering.begin(num_steps)
 
     @property
     def _is_apart(self) -> bool:
-        """Whether anything has moved since replicas were averaged last."""
-        return self._counter.has_moved or self._rounds.converged_at != self.num_steps
-
-    @contextmanager
-    def _sharing_gradients_on_error(self) -> Iterator[None]:
-        """Leave the user's DistributedDataParallel as it was if a run cannot go on."""
-        try:
-            yield
-        except BaseException:
-            self.replicas.share_gradients(True)
-            raise
+        """Tell if anything has moved since replicas were averaged last."""
+        return self._counter.has_moved or self._parts.rounds.converged_at != self.num_steps

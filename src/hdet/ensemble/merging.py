@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,38 +12,23 @@ from torch import Tensor
 
 from hdet.ensemble.state import check_keys, check_weights
 from hdet.ensemble.sync import Converge, Sync
-from hdet.ensemble.tail import Tail
 from hdet.errors import HdetError
 from hdet.method.merges import AtSync, Merge
-from hdet.replicas import Replicas
 from hdet.replicas.tensors import fitting
 
 
+@dataclass(eq=False)
 class LocalMerge(Converge):
-    """What replicas take from each other at syncs, and who shares gradients when.
+    """Lets replicas take from each other at syncs, and tells who shares gradients when."""
 
-    Args:
-        rule: of the merge.
-        replicas: who takes part.
-        tail: what is averaged along, if there is one.
-        keeps_moments: whether each replica keeps its optimizer's moments at a sync.
-        total_steps: length of the run, if it is known.
-    """
+    rule: Merge
+    keeps_moments: bool
+    """Tells if each replica keeps its optimizer's moments at a sync."""
+    total_steps: int | None
+    """Length of the run, if it is known."""
 
-    def __init__(
-        self,
-        rule: Merge,
-        replicas: Replicas,
-        tail: Tail | None,
-        *,
-        keeps_moments: bool,
-        total_steps: int | None,
-    ) -> None:
-        super().__init__(replicas, tail)
-        self._rule, self._keeps_moments = rule, keeps_moments
-        self._local_from = rule.local_from(total_steps)
-        self.is_local = False
-        """Whether replicas train with their own gradients now."""
+    def __post_init__(self) -> None:
+        self._local_from = self.rule.local_from(self.total_steps)
         self._copies: dict[str, list[Tensor]] = {}
 
     def begin(self, num_steps: int, *, begins_equal: bool) -> None:
@@ -54,22 +40,22 @@ class LocalMerge(Converge):
         """
         self.step_made(num_steps, begins=True)
         self._copies = {}  # give their memory back first
-        for name in self._rule.copies:
+        for name in self.rule.copies:
             self._copies[name] = copies = [
                 p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
-                for p in self._replicas.weights()
+                for p in self.replicas.weights()
             ]
             if name == "velocity":
                 for velocity in copies:
                     velocity.zero_()
             elif not begins_equal:
-                self._replicas.average_tensors(copies, ())
+                self.replicas.average_tensors(copies, ())
 
     def step_made(self, num_steps: int, *, begins: bool = False) -> None:
-        """After an optimizer step: keep gradients local from a certain step on."""
+        """Keep gradients local from a certain step on. Called after every optimizer step."""
         if begins or num_steps == self._local_from:
             self.is_local = num_steps >= self._local_from
-            self._replicas.share_gradients(not self.is_local)
+            self.replicas.share_gradients(not self.is_local)
 
     @torch.no_grad()
     def merge(self, sync: Sync, like_weights: Sequence[Tensor]) -> None:
@@ -77,10 +63,10 @@ class LocalMerge(Converge):
         if not self.is_local:
             super().merge(sync, like_weights)
             return
-        record, replicas, rule = sync.record, self._replicas, self._rule
+        record, replicas, rule = sync.record, self.replicas, self.rule
         shares, excluded = self._shares(sync), record.excluded
         is_apart = rule.stays_apart and not sync.joins
-        sync.leaves_equal = not (rule.stays_apart or self._keeps_moments)
+        sync.leaves_equal = not (rule.stays_apart or self.keeps_moments)
         sync.has_merged = rule.merges_at_syncs or not is_apart
         average = partial(replicas.average_tensors, excluded=excluded, weights=shares)
         at = AtSync(replicas.weights(), self._copies, average, replicas.count)
@@ -94,13 +80,13 @@ class LocalMerge(Converge):
         replicas.average(excluded, like_weights=like_weights, weights=shares)
         if rule.put(at, ends_round=record.ends_round):
             replicas.weights_written()
-        if self._keeps_moments and not record.ends_round:  # one replica's checkpoint shall be everybody's
+        if self.keeps_moments and not record.ends_round:  # one replica's checkpoint shall be everybody's
             replicas.copy(0, range(1, replicas.count))
 
     def _shares(self, sync: Sync) -> list[float] | None:
-        """The share of every replica; None for equal shares of those that are not left out."""
-        rule, record = self._rule, sync.record
-        included = [r for r in range(self._replicas.count) if r not in record.excluded]
+        """Find the share of every replica; None for equal shares of those that are not left out."""
+        rule, record = self.rule, sync.record
+        included = [r for r in range(self.replicas.count) if r not in record.excluded]
         norms = [report.gradient_norm for report in sync.reports]
         known: list[list[float]] = []
         pass_it = "pass it, step(loss), or observe(loss) for each micro-batch"
@@ -119,7 +105,7 @@ class LocalMerge(Converge):
                 )
         shares = rule.weights(*known)
         if shares is not None:
-            record.merge_weights = [0.0] * self._replicas.count
+            record.merge_weights = [0.0] * self.replicas.count
             for r, share in zip(included, shares, strict=True):
                 record.merge_weights[r] = share
         return None if shares is None else record.merge_weights
@@ -127,25 +113,25 @@ class LocalMerge(Converge):
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps; None for a rule that remembers nothing."""
-        if not self._rule.has_state:
+        """Save what the rule remembers; None for a rule that remembers nothing."""
+        if not self.rule.has_state:
             return None
-        copies = {name: self._replicas.as_saved(tensors) for name, tensors in self._copies.items()}
-        return {"rule": type(self._rule).__name__, **copies}
+        copies = {name: self.replicas.as_saved(tensors) for name, tensors in self._copies.items()}
+        return {"rule": type(self.rule).__name__, **copies}
 
     def check_state(self, state: Any) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Any rule goes on where there was none."""
         if state is None:
             return
         check_keys("state_dict merge", state, ("rule",))
-        if state["rule"] != type(self._rule).__name__:
+        if state["rule"] != type(self.rule).__name__:
             raise ValueError(
-                f"state_dict must be of a run with {type(self._rule).__name__}, got {state['rule']!r}: build "
+                f"state_dict must be of a run with {type(self.rule).__name__}, got {state['rule']!r}: build "
                 "the ensemble with the merge rule that it was saved with"
             )
         check_keys("state_dict merge", state, tuple(self._copies))
         for name in self._copies:
-            check_weights(f"state_dict merge {name}", state[name], self._replicas)
+            check_weights(f"state_dict merge {name}", state[name], self.replicas)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Load a checkpoint, also one of another number of replicas. It is called after :meth:`begin`."""

@@ -1,25 +1,40 @@
-"""Which calls of ``step`` count, and what the rounds of a run are: StepCounter and Rounds."""
+"""Counts the steps of a run, watches its parameters, and runs its rounds."""
 
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
+from torch.optim import Optimizer
 
 from hdet.ensemble.sync import LossTable, Phase, Sync
-from hdet.errors import HdetError
+from hdet.errors import HdetError, WarnOnce
 from hdet.explore import ExploredValues
 from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import Replicas
-from hdet.replicas.tensors import local_part
+from hdet.replicas.tensors import local_part, parameters_of
 
 _log = logging.getLogger(__name__)
 
 _MOST_BEFORE_THE_FIRST_CALL = 4
 """Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
+
+NOTICES = {
+    "past the end": "step() was called after total_steps={total_steps} steps: the schedule stays at its last "
+    "value. Pass the true number of steps as total_steps",
+    "after finish": "step() was called after finish(), which ended the run at step {num_steps}: from here on "
+    "there is no mean of the last weights",
+    "changed outside": "the learning rate, or another value that hdet sets, was changed by something other "
+    "than hdet since the last step: remove your own scheduler and what else writes it. "
+    "hdet.Ensemble(scheduler=...) takes a schedule of yours, and found.write(optimizer) gives it what was "
+    "found",
+}
+"""A call of ``step`` warns of these, each once."""
 
 
 class StepCounter:
@@ -31,26 +46,29 @@ class StepCounter:
 
     Args:
         parameters: what is trained.
+        warn: tells the user, once, that calls come between the backward pass and the step of the optimizer.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters, self._versions = parameters, _versions(parameters)
+    def __init__(self, parameters: Sequence[Tensor], warn: WarnOnce) -> None:
+        self._parameters = parameters
+        self._warn = warn
+        self._versions = _versions(parameters)
         self.has_seen_steps = False
-        """Whether the optimizer was ever seen to step."""
+        """Tells if the optimizer was ever seen to step."""
         self.has_moved = True
-        """Whether parameters may have changed since replicas were averaged. At first nobody knows."""
-        self._num_uncounted, self._is_called = 0, False
-        self.is_called_early = False
-        """Whether calls were seen to come between the backward pass and the step of the optimizer."""
+        """Tells if parameters may have changed since replicas were averaged. At first nobody knows."""
+        self._num_uncounted = 0
+        self._is_called = False
         self._may_be_early = False  # until the first call that counts
         self._used: tuple[Tensor, Tensor, int] | None = None
 
     def optimizer_stepped(self) -> None:
-        """After every step of the optimizer. Raises if the one before was not counted."""
-        self.has_seen_steps = self.has_moved = True
+        """Note a step of the optimizer. Raises if the one before was not counted."""
+        self.has_seen_steps = True
+        self.has_moved = True
         self._num_uncounted += 1
         if self._may_be_early:
-            self._used = next((_gradient(p) for p in self._parameters if _has_gradient(p)), None)
+            self._used = next(filter(None, map(_gradient, self._parameters)), None)
         if self._num_uncounted > (1 if self._is_called else _MOST_BEFORE_THE_FIRST_CALL):
             raise HdetError(
                 f"step() must be called after every optimizer step, but the optimizer has made "
@@ -59,9 +77,11 @@ class StepCounter:
             )
 
     def takes_call(self) -> bool:
-        """Whether the optimizer has stepped since the last call."""
+        """Tell if the optimizer has stepped since the last call."""
         is_first = not self._is_called
-        has_stepped, self._num_uncounted, self._is_called = self._num_uncounted > 0, 0, True
+        has_stepped = self._num_uncounted > 0
+        self._is_called = True
+        self._num_uncounted = 0
         if has_stepped and self._may_be_early:
             self._judge_order()
         counts = has_stepped or not (self.has_seen_steps or self._is_skipped())
@@ -74,84 +94,123 @@ class StepCounter:
 
         The first call did not count: the step was skipped, or is still to come at every call.
         """
-        used, self._used, self._may_be_early = self._used, None, False
-        if used is None or not _has_gradient(used[0]):
+        used = self._used
+        self._used = None
+        self._may_be_early = False
+        now = _gradient(used[0]) if used is not None else None
+        if used is None or now is None or (now[1] is used[1] and now[2] == used[2]):
             return
-        _, gradient, version = _gradient(used[0])
-        is_newer = gradient is not used[1] or version != used[2]
-        self.is_called_early = is_newer and bool(local_part(gradient).any())  # else it is zero_grad's
+        if bool(local_part(now[1]).any()):  # else it is zero_grad's
+            self._warn(
+                "order",
+                "step() must be called after optimizer.step(), but it was called between backward() and "
+                "optimizer.step(). So it counts one step too few, and the run does not come to its end: move "
+                "the call below optimizer.step()",
+            )
 
     def _is_skipped(self) -> bool:
-        before, self._versions = self._versions, _versions(self._parameters)
+        before = self._versions
+        self._versions = _versions(self._parameters)
         return before == self._versions and any(p.grad is not None for p in self._parameters)
 
 
 def _versions(parameters: Sequence[Tensor]) -> list[int]:
-    """Numbers that grow whenever a parameter is written. No device is asked."""
-    return [_version(p) for p in parameters]
+    """Give numbers that grow whenever a parameter is written. No device is asked."""
+    return [p._version for p in parameters]  # noqa: SLF001
 
 
-def _version(tensor: Tensor) -> int:
-    return tensor._version  # noqa: SLF001
+def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int] | None:
+    """Give a parameter with its gradient and that one's version. Tensors of inference mode have none."""
+    gradient = parameter.grad
+    if gradient is None or gradient.is_inference():
+        return None
+    return parameter, gradient, gradient._version  # noqa: SLF001
 
 
-def _has_gradient(parameter: Tensor) -> bool:
-    return parameter.grad is not None and not parameter.grad.is_inference()  # these have no version
-
-
-def _gradient(parameter: Tensor) -> tuple[Tensor, Tensor, int]:
-    assert parameter.grad is not None
-    return parameter, parameter.grad, _version(parameter.grad)
-
-
-class Rounds:
-    """The rounds of a run, one after the other.
+class ParameterWatch:
+    """Notices parameters that come or go while an ensemble drives their optimizer: it cannot follow them.
 
     Args:
-        phases: of a sync, in their order.
-        replicas: who takes part.
-        values: what is explored.
-        losses: what replicas have seen in this round.
-        sync_every: steps per round, T.
-        sink: where records go; None for nowhere.
+        optimizer: what trains.
+        model: whose parameters they are; None if it is not known, or shows others while it computes.
+        is_partitioned: the optimizer holds copies of a part of them, which its wrapper may replace.
     """
 
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        replicas: Replicas,
-        values: ExploredValues,
-        losses: LossTable,
-        *,
-        sync_every: int,
-        sink: RecordSink | None,
-    ) -> None:
-        self._phases, self._replicas, self._values, self._losses = phases, replicas, values, losses
-        self._sync_every = sync_every
-        self._sink = sink if replicas.is_writer else None
-        self._recorded_at = self._counted_bytes = 0
-        self.converged_at = 0
-        """The step after which replicas were made equal last."""
+    def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, is_partitioned: bool) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._is_partitioned = is_partitioned
+        self._num_groups = len(optimizer.param_groups)
+        self._trained = parameters_of(optimizer)
+        self._known = {id(p): p for p in self._parameters()}  # kept, so that no other gets the same id
+
+    def _parameters(self) -> list[Tensor]:
+        return [] if self._model is None else list(self._model.parameters())
+
+    def require_same_groups(self) -> None:
+        """Raise where groups were added to the optimizer. It costs next to nothing."""
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise HdetError(
+                f"the optimizer had {self._num_groups} parameter groups when the ensemble was built, but it "
+                f"has {len(self._optimizer.param_groups)} now: build the ensemble after add_param_group()"
+            )
+
+    def require_same(self) -> None:
+        """Raise where parameters were replaced, removed or added. It looks at each of them."""
+        now, trained = {id(p): p for p in self._parameters()}, parameters_of(self._optimizer)
+        num_gone = len(self._known.keys() - now.keys())
+        num_new = sum(now[i].requires_grad for i in now.keys() - self._known.keys())
+        if num_gone or num_new:
+            what = "replaced" if num_gone else "added"
+            raise HdetError(
+                f"{max(num_gone, num_new)} parameters of the model were {what} after the ensemble was built, "
+                "so that the optimizer does not train what the model uses: build the optimizer and the "
+                "ensemble after changing the model"
+            )
+        is_same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
+        if not (is_same or self._is_partitioned):
+            raise HdetError(
+                "the optimizer must hold the parameters that it had when the ensemble was built, but they "
+                "were changed: build the ensemble after changing them"
+            )
+
+
+@dataclass(eq=False)
+class Rounds:
+    """Runs the rounds of a run, one after the other."""
+
+    phases: Sequence[Phase]
+    """Of a sync, in their order."""
+    replicas: Replicas
+    values: ExploredValues
+    losses: LossTable
+    """They are of this round."""
+    sync_every: int
+    sink: RecordSink | None
+    """It takes the records of replica zero; None for no records."""
+    converged_at = 0
+    """The step after which replicas were made equal last."""
 
     def begin_at(self, num_steps: int) -> None:
         """Begin, or begin again, after this many optimizer steps."""
-        self._recorded_at = self.converged_at = num_steps
-        self._counted_bytes = self._replicas.bytes_sent
-        self._replicas.clear_losses()
-        self._losses.clear()
-        for slot in self._values.slots:
+        self.converged_at = num_steps
+        self._recorded_at = num_steps
+        self._counted_bytes = self.replicas.bytes_sent
+        self.replicas.clear_losses()
+        self.losses.clear()
+        for slot in self.values.slots:
             slot.trace.clear()
 
     def run(self, num_steps: int, *, ends_round: bool, joins: bool) -> RoundRecord:
         """Sync at the end of a round, or within one. Collective."""
         record = RoundRecord(
-            round=max(0, num_steps - 1) // self._sync_every,
+            round=max(0, num_steps - 1) // self.sync_every,
             step=num_steps,
-            num_replicas=self._replicas.count,
+            num_replicas=self.replicas.count,
             ends_round=ends_round,
         )
         sync = Sync(record, joins)
-        for phase in self._phases:
+        for phase in self.phases:
             if ends_round or not phase.ends_round:
                 began = time.perf_counter()
                 with record_function(f"hdet::{phase.name}"):
@@ -161,26 +220,27 @@ class Rounds:
         if joins or sync.leaves_equal:
             self.converged_at = num_steps
         if ends_round:
-            self._losses.clear()
-        sent = self._replicas.bytes_sent
-        record.bytes_sent, self._counted_bytes = sent - self._counted_bytes, sent
-        record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps
+            self.losses.clear()
+        record.bytes_sent = self.replicas.bytes_sent - self._counted_bytes
+        record.num_steps = num_steps - self._recorded_at
+        self._counted_bytes = self.replicas.bytes_sent
+        self._recorded_at = num_steps
         return record
 
     def write(self, record: RoundRecord) -> None:
         """Add the bases as they are now, and hand the record on."""
-        if not self._replicas.is_writer:
+        if not self.replicas.is_writer:
             return
         for replica, why in record.excluded.items():
             _log.warning("step %d: replica %d left out: %s", record.step, replica, why)
-        if self._sink is None and not _log.isEnabledFor(logging.INFO):
+        if self.sink is None and not _log.isEnabledFor(logging.INFO):
             return
-        for tunable in self._values.tunables:
+        for tunable in self.values.tunables:
             record.base[tunable.name] = tunable.base
             scheduled = tunable.slots[0].scheduled
             record.correction[tunable.name] = tunable.base / scheduled if scheduled else 1.0
             if tunable.control is not None:
                 record.velocity[tunable.name] = tunable.control.velocity
-        if self._sink is not None:
-            self._sink.write(record)
+        if self.sink is not None:
+            self.sink.write(record)
         _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)

@@ -23,7 +23,7 @@ from hdet.replicas.tensors import has_coupled_decay
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an ensemble is told, checked when it is built. :class:`hdet.Ensemble` explains each."""
+    """Holds what an ensemble is told, checked when it is built. :class:`hdet.Ensemble` explains each."""
 
     explore: Sequence[Hyperparameter]
     sync_every: int
@@ -94,18 +94,18 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Whether each replica trains with its own gradients, now or later."""
+        """Tell if each replica trains with its own gradients, now or later."""
         return self.gradients == "local"
 
     @property
     def rule(self) -> Merge:
-        """What replicas take from each other."""
+        """Give the rule by which replicas take from each other."""
         return MeanMerge() if self.merge is None else self.merge
 
     def moments_for(
         self, optimizer: Optimizer, values: ExploredValues
     ) -> Literal["average", "keep", "reset"]:
-        """What a sync does with the moments. If nothing was asked, they are averaged where they differ."""
+        """Tell what a sync does with the moments. If not asked, they are averaged where they differ."""
         if self.moments != "auto":
             return self.moments
         changes = any(tunable.changes_moments for tunable in values.tunables)
@@ -113,7 +113,7 @@ class Settings:
         return "average" if differ and not self.rule.stays_apart else "keep"
 
     def compared(self) -> dict[str, object]:
-        """What must be the same on every replica. Records may be given to replica zero alone."""
+        """List what must be the same on every replica. Records may be given to replica zero alone."""
         compared = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "records"}
         return compared | {"merge": self.rule, "probe": self.probe is not None}
 

@@ -1,16 +1,17 @@
-"""What an ensemble saves, how it is checked before anything changes, and how it is loaded."""
+"""Saves an ensemble, checks a state before anything changes, and loads it."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import require_count, require_flag, require_kind, require_number
+from hdet.errors import NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Tunable
 from hdet.replicas import Replicas
 from hdet.replicas.tensors import local_part, parameters_of
@@ -34,13 +35,40 @@ _STATE = (
     "steering",
     "tail",
 )
-"""What it holds."""
+"""It holds at least these."""
 _REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
 
 
+def require_fit_to_save(parts: Parts, num_steps: int, *, is_apart: bool) -> None:
+    """Raise where weights are not finite, and warn where one replica's state is not everybody's."""
+    replicas = parts.replicas
+    if is_apart and ((replicas.differ and replicas.has_others) or replicas.needs_syncs):
+        warn(
+            "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep others "
+            "and drop this round's losses: call converge() on every replica before saving",
+            NotConvergedWarning,
+        )
+    if parts.tail is not None and parts.tail.is_in_parts:
+        warn(
+            "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and the "
+            "tail would begin again: call converge() on every replica before saving",
+            NotConvergedWarning,
+        )
+    if not replicas.all_finite(replicas.weights()):
+        raise NotFiniteError(
+            f"at step {num_steps} the parameters are not finite, so nothing is saved: resume from the last "
+            "checkpoint with a lower learning rate"
+        )
+
+
 def save_parts(parts: Parts) -> dict[str, Any]:
-    """What the parts of an ensemble save. For one more thing: add it here, check it and load it below."""
+    """Save the parts of an ensemble. For one more thing: add it here, check it and load it below."""
+    # Not where replicas are sharded: distributed checkpoints of earlier versions have no such entries.
+    run = {"sync_every": parts.settings.sync_every, "num_elements": _num_elements(parts)}
     return {
+        "version": VERSION,
+        "total_steps": parts.settings.total_steps,
+        **({} if parts.replicas.is_sharded else run),
         "losses": [list(row) for row in parts.losses.rows],
         "tunables": {tunable.name: tunable.state() for tunable in parts.values.tunables},
         "scheduler": getattr(parts.scheduler, "state_dict", lambda: None)(),
@@ -50,15 +78,8 @@ def save_parts(parts: Parts) -> dict[str, Any]:
     }
 
 
-def describe_run(parts: Parts) -> dict[str, Any]:
-    """Describe the run that a state is of.
-
-    Not where replicas are sharded: distributed checkpoints of earlier versions have no such entries to load.
-    """
-    return {
-        "sync_every": parts.settings.sync_every,
-        "num_elements": sum(p.numel() for p in parameters_of(parts.optimizer)),
-    }
+def _num_elements(parts: Parts) -> int:
+    return sum(p.numel() for p in parameters_of(parts.optimizer))
 
 
 def check_state(state: dict[str, Any], parts: Parts) -> None:
@@ -67,18 +88,29 @@ def check_state(state: dict[str, Any], parts: Parts) -> None:
     check_keys("state_dict", state, _STATE)
     has_length = state.get("total_steps") is not None
     check_counts("state_dict", state, ("num_steps", "total_steps") if has_length else ("num_steps",))
-    here = describe_run(parts)["num_elements"]
+    here = _num_elements(parts)
     if (saved := state.get("num_elements", here)) != here:
         raise ValueError(
             f"state_dict must be of a run that trains {here} parameters, got one of {saved}: build the "
             "model that it was saved with"
         )
     check_tunables(state["tunables"], parts.values.tunables)
-    check_peaks(state["peaks"], parts.values.learning_rates)
-    check_losses(state)
+    learning_rates = parts.values.learning_rates
+    check_list("state_dict peaks", state["peaks"], len(learning_rates), "lists")
+    for peak, tunable in zip(state["peaks"], learning_rates, strict=True):
+        check_numbers("state_dict peaks", peak, len(tunable.slots))
+    require_flag("state_dict optimizer_steps_are_seen", state["optimizer_steps_are_seen"])
+    losses = state["losses"]  # of any number of replicas
+    require_kind("state_dict losses must be a list", losses, isinstance(losses, (list, tuple)))
+    for row in losses:
+        check_numbers("state_dict losses", row, 3)
     check_schedule(parts.scheduler, state["scheduler"])
     parts.steering.check_state(state["steering"])
-    check_tail(state["tail"], parts.replicas, is_used=parts.tail is not None)
+    if (tail := state["tail"]) is not None:
+        check_keys("state_dict tail", tail, ("mean", "num_taken", "first_step"))
+        check_counts("state_dict tail", tail, ("num_taken", "first_step"))
+        if parts.tail is not None:
+            check_weights("state_dict tail mean", tail["mean"], parts.replicas)
     parts.converge.check_state(state.get("merge"))
 
 
@@ -97,33 +129,29 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         parts.tail.load_state_dict(state["tail"])
     parts.converge.load_state_dict(state.get("merge"))
     parts.losses.clear(state["losses"])
-    if not parts.replicas.is_writer:
-        return
-    num_steps, planned, total_steps = state["num_steps"], state.get("total_steps"), parts.settings.total_steps
-    if None not in (planned, total_steps) and planned != total_steps:
-        _log.warning(
-            "step %d: the checkpoint is of a run of %d steps, and this one has %d. A schedule that "
-            "depends on the length jumps, or ends at the old length",
-            num_steps,
-            planned,
+    planned, total_steps = state.get("total_steps"), parts.settings.total_steps
+    sync_every, num_replicas = parts.settings.sync_every, len(state["losses"])
+    for saved, here, text in (
+        (
+            planned if total_steps is not None else None,
             total_steps,
-        )
-    sync_every = parts.settings.sync_every
-    if state.get("sync_every", sync_every) != sync_every:
-        _log.warning(
-            "step %d: the checkpoint is of rounds of %d steps, and these have %d. Multipliers are drawn anew",
-            num_steps,
-            state["sync_every"],
+            "is of a run of %d steps, and this one has %d. A schedule that depends on the length jumps, or "
+            "ends at the old length",
+        ),
+        (
+            state.get("sync_every"),
             sync_every,
-        )
-    if len(state["losses"]) != parts.replicas.count:
-        _log.warning(
-            "step %d: a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and "
-            "losses of the round that was saved are dropped",
-            num_steps,
-            len(state["losses"]),
+            "is of rounds of %d steps, and these have %d. Multipliers are drawn anew",
+        ),
+        (
+            num_replicas,
             parts.replicas.count,
-        )
+            "of %d replicas is loaded into %d, so multipliers are spread anew and losses of the round that "
+            "was saved are dropped",
+        ),
+    ):
+        if saved is not None and saved != here and parts.replicas.is_writer:
+            _log.warning(f"step %d: the checkpoint {text}", state["num_steps"], saved, here)
 
 
 def check_version(state: Any) -> None:
@@ -159,7 +187,7 @@ def check_counts(name: str, state: Mapping[str, Any], keys: Collection[str]) -> 
 
 def check_numbers(name: str, values: Any, count: int, *, is_finite: bool = True) -> None:
     """Raise unless this is a list of so many numbers."""
-    _check_list(name, values, count, "numbers")
+    check_list(name, values, count, "numbers")
     for value in values:
         if is_finite or not isinstance(value, float) or math.isfinite(value):
             require_number(name, value)
@@ -187,59 +215,27 @@ def check_tunables(state: Any, tunables: Sequence[Tunable]) -> None:
         require_number(f"{name} share", saved["share"], at_least=0, at_most=1)
 
 
-def check_peaks(peaks: Any, learning_rates: Sequence[Tunable]) -> None:
-    """Raise unless there is a peak for every slot of every learning rate."""
-    _check_list("state_dict peaks", peaks, len(learning_rates), "lists")
-    for peak, tunable in zip(peaks, learning_rates, strict=True):
-        check_numbers("state_dict peaks", peak, len(tunable.slots))
-
-
-def check_losses(state: Mapping[str, Any]) -> None:
-    """Raise unless the losses of a round, and whether steps are seen, are what they are saved as."""
-    require_flag("state_dict optimizer_steps_are_seen", state["optimizer_steps_are_seen"])
-    if not isinstance(state["losses"], (list, tuple)):
-        raise TypeError(f"state_dict losses must be a list, got {state['losses']!r}")
-    for row in state["losses"]:
-        check_numbers("state_dict losses", row, 3)
-
-
 def check_weights(name: str, saved: object, replicas: Replicas) -> None:
     """Raise unless these have the shapes of the weights. There may have been another number of rows."""
-
-    def fits(saved: Tensor, here: Tensor) -> bool:
-        saved = local_part(saved)
-        return saved.shape == here.shape or (
-            replicas.has_rows and saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
-        )
-
-    check_tensors(name, saved, replicas.weights(), fits)
+    check_tensors(name, saved, replicas.weights(), has_rows=replicas.has_rows)
 
 
-def check_tail(state: Any, replicas: Replicas, *, is_used: bool) -> None:
-    """Raise unless this is the mean of a tail, of these weights where there is a tail to load it."""
-    if state is None:
-        return
-    check_keys("state_dict tail", state, ("mean", "num_taken", "first_step"))
-    check_counts("state_dict tail", state, ("num_taken", "first_step"))
-    if is_used:
-        check_weights("state_dict tail mean", state["mean"], replicas)
-
-
-def check_tensors(
-    name: str, saved: Any, here: Sequence[Tensor], fits: Callable[[Tensor, Tensor], bool]
-) -> None:
-    """Raise unless these are tensors that fit those that are here."""
-    _check_list(name, saved, len(here), "tensors")
+def check_tensors(name: str, saved: Any, here: Sequence[Tensor], *, has_rows: bool = False) -> None:
+    """Raise unless these are tensors of the same shapes; where they have rows, of any number of them."""
+    check_list(name, saved, len(here), "tensors")
     for i, (one, other) in enumerate(zip(saved, here, strict=True)):
         if not isinstance(one, Tensor):
             raise TypeError(f"{name} must hold tensors, got {type(one).__name__} at {i}")
-        if not fits(one, other):
+        part = local_part(one)
+        is_alike = has_rows and part.ndim == 2 and len(part) > 0 and part.shape[1] == other.shape[1]
+        if part.shape != other.shape and not is_alike:
             raise ValueError(
                 f"{name} must have shape {tuple(other.shape)} at {i}, got {tuple(one.shape)}: {_REMEDY}"
             )
 
 
-def _check_list(name: str, values: Any, count: int, what: str) -> None:
+def check_list(name: str, values: Any, count: int, what: str) -> None:
+    """Raise unless this is a list of so many things."""
     require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))
     if len(values) != count:
         raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {_REMEDY}")
@@ -249,14 +245,14 @@ def _check_list(name: str, values: Any, count: int, what: str) -> None:
 
 
 class Schedule(Protocol):
-    """What the ensemble asks of a schedule; every torch LRScheduler has it."""
+    """Has what the ensemble asks of a schedule, as every torch LRScheduler."""
 
     def step(self) -> Any:
         """Write the values of the next step into the optimizer."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Save what a checkpoint keeps."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
@@ -277,7 +273,7 @@ def check_schedule(schedule: Schedule | None, state: Any) -> None:
 
 
 def _difference(schedule: Schedule, state: Any) -> str:
-    """How a state differs from those of a scheduler of torch, which takes any; empty if it does not."""
+    """Tell how a state differs from those of a scheduler of torch, which takes any; empty if not."""
     if not isinstance(state, Mapping):
         return f"it is {state!r}"
     if not isinstance(schedule, LRScheduler):
@@ -294,7 +290,7 @@ def _difference(schedule: Schedule, state: Any) -> str:
 
 
 def _refusal(schedule: Schedule, state: Mapping[str, Any]) -> str:
-    """Why a schedule cannot load a state, by a trial that is taken back; empty if it can."""
+    """Tell why a schedule cannot load a state, by a trial that is taken back; empty if it can."""
     own, names = dict(schedule.state_dict()), set(vars(schedule))
     try:
         schedule.load_state_dict(dict(state))

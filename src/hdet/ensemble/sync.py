@@ -57,7 +57,7 @@ class LossTable:
 
     @property
     def means(self) -> list[float | None]:
-        """Mean loss of every replica; None where it saw no finite one."""
+        """Take the mean loss of every replica; None where it saw no finite one."""
         return [row.mean for row in self.rows]
 
 
@@ -72,73 +72,59 @@ class Sync:
     """Losses on the probe of the replicas that live here; None where they were not scored."""
     reports: Sequence[Report] = ()
     scores: list[float | None] = field(default_factory=list)
-    """What replicas are compared by: their losses, or those on the probe."""
+    """Replicas are compared by these: their losses, or those on the probe."""
     has_merged: bool = False
-    """Whether replicas have taken something from each other."""
+    """Replicas have taken something from each other."""
     leaves_equal: bool = True
-    """Whether nothing differs between replicas now, so that one speaks for all."""
+    """Nothing differs between replicas now, so that one speaks for all."""
 
 
 class Phase(Protocol):
     """One part of a sync."""
 
     name: str
-    """What its time is counted under."""
+    """Its time is counted under this."""
     ends_round: bool
-    """Whether it belongs to the end of a round only, and not to ``converge()`` within one."""
+    """It belongs to the end of a round only, and not to ``converge()`` within one."""
 
     def run(self, sync: Sync) -> None:
         """Do it, and tell the record. Collective."""
 
 
+@dataclass(eq=False)
 class Probe:
-    """Score the replicas on the same data, where they differ: only then are they compared.
+    """Score the replicas on the same data, where they differ: only then are they compared."""
 
-    Args:
-        replicas: who takes part.
-    """
-
+    replicas: Replicas
     name = "probe"
     ends_round = True
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
-
     def run(self, sync: Sync) -> None:
         """Ask for the scores."""
-        if self._replicas.differ:
-            sync.probes = self._replicas.score()
+        if self.replicas.differ:
+            sync.probes = self.replicas.score()
 
 
+@dataclass(eq=False)
 class Measure:
-    """Look at the replicas: one small exchange, and who is left out.
+    """Look at the replicas: one small exchange, and who is left out."""
 
-    Args:
-        replicas: who takes part.
-        values: what they share.
-        losses: what they have seen in this round.
-        converge: knows whether each replica has its own gradients now, so that one can fall behind.
-    """
-
+    replicas: Replicas
+    values: ExploredValues
+    losses: LossTable
+    """They are of this round."""
+    converge: Converge
+    """Knows whether each replica has its own gradients now, so that one can fall behind."""
     name = "measure"
     ends_round = False
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        values: ExploredValues,
-        losses: LossTable,
-        converge: Converge,
-    ) -> None:
-        self._replicas, self._values, self._losses = replicas, values, losses
-        self._converge = converge
-
     def run(self, sync: Sync) -> None:
         """Fill in losses, scores and those that are left out."""
-        record, replicas, losses = sync.record, self._replicas, self._losses
-        sync.reports = reports = replicas.report(record.step, lambda: self._values.base, sync.probes)
+        record, losses = sync.record, self.losses
+        reports = self.replicas.report(record.step, lambda: self.values.base, sync.probes)
+        sync.reports = reports
         losses.add([report.losses for report in reports])
-        finds_outliers = record.ends_round and self._converge.is_local
+        finds_outliers = record.ends_round and self.converge.is_local
         record.excluded = excluded_replicas(losses, reports, record.step, finds_outliers=finds_outliers)
         record.losses = losses.means
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in losses.rows]
@@ -189,21 +175,17 @@ def excluded_replicas(
     return excluded
 
 
+@dataclass(eq=False)
 class Converge:
-    """Average the replicas (paper, eq. 3), and heal those that ought to be equal to the others.
+    """Average the replicas (paper, eq. 3), and heal those that ought to be equal to the others."""
 
-    Args:
-        replicas: who takes part.
-        tail: what is averaged along, if there is one.
-    """
-
+    replicas: Replicas
+    tail: Tail | None
+    """Is averaged along, if there is one."""
     name = "converge"
     ends_round = False
     is_local = False
-    """Whether replicas train with their own gradients now."""
-
-    def __init__(self, replicas: Replicas, tail: Tail | None) -> None:
-        self._replicas, self._tail = replicas, tail
+    """Tells if replicas train with their own gradients now."""
 
     def begin(self, num_steps: int, *, begins_equal: bool) -> None:
         """Begin, or begin again, with the weights that replicas have now."""
@@ -213,20 +195,20 @@ class Converge:
 
     def run(self, sync: Sync) -> None:
         """Give every replica the mean over those that are not left out."""
-        has_tail = self._tail is not None and self._replicas.has_others
-        self.merge(sync, self._tail.averaged() if has_tail and self._tail is not None else ())
+        has_others, tail = self.replicas.has_others, self.tail
+        self.merge(sync, tail.averaged() if has_others and tail is not None else ())
         spoilt = [r for r, report in enumerate(sync.reports) if not (report.is_finite and report.is_equal)]
-        if spoilt and self._tail is not None:
-            self._tail.replicas_healed(spoilt, sync.record.step)
-        sync.record.converged = self._replicas.has_others and sync.has_merged
+        if spoilt and tail is not None:
+            tail.replicas_healed(spoilt, sync.record.step)
+        sync.record.converged = has_others and sync.has_merged
 
     def merge(self, sync: Sync, like_weights: Sequence[Tensor]) -> None:
         """Average the weights, and tensors that are laid out like them. Collective."""
-        sync.has_merged = self._replicas.differ
-        self._replicas.average(sync.record.excluded, like_weights=like_weights)
+        sync.has_merged = self.replicas.differ
+        self.replicas.average(sync.record.excluded, like_weights=like_weights)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Nothing: a mean remembers nothing."""
+        """Save nothing: a mean remembers nothing."""
 
     def check_state(self, state: Any) -> None:
         """Raise for the state of a rule that remembers something."""
@@ -241,87 +223,65 @@ class Converge:
         """Load nothing."""
 
 
+@dataclass(eq=False)
 class Describe:
-    """Tell the record which values the replicas had in this round.
+    """Tell the record which values the replicas had in this round."""
 
-    Args:
-        values: what is explored.
-        reassign: knows where every replica stands in every spread.
-        is_traced: whether the record keeps the base of every step.
-    """
-
+    values: ExploredValues
+    reassign: Reassign
+    """Knows where every replica stands in every spread."""
+    is_traced: bool
+    """Tells if the record keeps the base of every step."""
     name = "measure"
     ends_round = False
-
-    def __init__(
-        self,
-        values: ExploredValues,
-        reassign: Reassign,
-        *,
-        is_traced: bool,
-    ) -> None:
-        self._values, self._reassign, self._is_traced = values, reassign, is_traced
 
     def run(self, sync: Sync) -> None:
         """Write positions, multipliers and values, and the trace of the base."""
         record = sync.record
-        record.positions = self._reassign.positions(record.round)
-        for tunable in self._values.tunables:
+        record.positions = self.reassign.positions(record.round)
+        for tunable in self.values.tunables:
             multipliers = tunable.multipliers(record.positions[tunable.name])
             record.multipliers[tunable.name] = multipliers
             record.values[tunable.name] = [tunable.value_with(rho) for rho in multipliers]
-            if self._is_traced:
+            if self.is_traced:
                 # At a sync the schedule has not moved on. Within a round its newest value is not used yet.
                 record.base_trace |= tunable.take_trace(keep_newest=not record.ends_round)
 
 
+@dataclass(eq=False)
 class Steer:
-    """Let the controller move the shared values.
+    """Let the controller move the shared values."""
 
-    Args:
-        steering: the controller at work.
-        tail: begins again where the run goes back to earlier weights.
-    """
-
+    steering: Steering
+    tail: Tail | None
+    """Begins again where the run goes back to earlier weights."""
     name = "steer"
     ends_round = True
-
-    def __init__(self, steering: Steering, tail: Tail | None) -> None:
-        self._steering, self._tail = steering, tail
 
     def run(self, sync: Sync) -> None:
         """Decide by what the record tells."""
-        self._steering.sync(sync.record)
-        if self._steering.has_gone_back and self._tail is not None:
-            self._tail.forget()
+        self.steering.sync(sync.record)
+        if self.steering.has_gone_back and self.tail is not None:
+            self.tail.forget()
 
 
+@dataclass(eq=False)
 class Reassign:
-    """Fan out: give every replica its place in the spreads of the next round (paper, eqs. 1 and 9).
+    """Fan out: give every replica its place in the spreads of the next round (paper, eqs. 1 and 9)."""
 
-    Args:
-        replicas: who takes part.
-        values: what is explored.
-        settings: of the ensemble, which tell how replicas are placed.
-    """
-
+    replicas: Replicas
+    values: ExploredValues
+    settings: Settings
+    """Tell how replicas are placed."""
     name = "steer"
     ends_round = True
-
-    def __init__(
-        self,
-        replicas: Replicas,
-        values: ExploredValues,
-        settings: Settings,
-    ) -> None:
-        self._replicas, self._values, self._settings = replicas, values, settings
-        self._drawn: tuple[int, dict[str, list[float]]] = -1, {}  # of this round, which a sync describes
+    _drawn: tuple[int, dict[str, list[float]]] = (-1, {})  # of this round, which a sync describes
 
     def positions(self, round_index: int) -> dict[str, list[float]]:
         """Place every replica in every spread, from -1 to 1."""
         if self._drawn[0] != round_index:
-            names, told = [tunable.name for tunable in self._values.tunables], self._settings
-            drawn = assign(told.assignment, self._replicas.count, told.seed, round_index, names)
+            names, told = [tunable.name for tunable in self.values.tunables], self.settings
+            drawn = assign(told.assignment, self.replicas.count, told.seed, round_index, names)
             self._drawn = round_index, drawn
         return self._drawn[1]
 
@@ -331,12 +291,12 @@ class Reassign:
 
     def draw(self, num_steps: int, *, narrows: bool = True) -> None:
         """Draw the multipliers of the round that begins after so many steps, and tell the slots."""
-        positions, index = self.positions(num_steps // self._settings.sync_every), self._replicas.index
+        positions, index = self.positions(num_steps // self.settings.sync_every), self.replicas.index
         multipliers = {}
-        for tunable in self._values.tunables:
+        for tunable in self.values.tunables:
             if narrows:
                 tunable.narrow_spread()
             multipliers[tunable.name] = tunable.multipliers(positions[tunable.name])
             tunable.position = positions[tunable.name][index]
             tunable.multiplier = multipliers[tunable.name][index]
-        self._values.use(self._replicas.place(multipliers))
+        self.values.use(self.replicas.place(multipliers))

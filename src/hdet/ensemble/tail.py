@@ -36,16 +36,16 @@ class TailMean:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is in this process."""
+        """Tell if all of it is in this process."""
         return self._copy.is_whole
 
     @property
     def mean(self) -> list[Tensor]:
-        """The mean itself, laid out as the parameters; flat parts of it where it is split over replicas."""
+        """Give the mean itself, laid out as the parameters; flat parts where it is split over replicas."""
         return self._copy.shaped() if self.is_whole else self._copy.parts
 
     def take(self, parameters: Sequence[Tensor], step: int) -> None:
-        """After a step of the tail: move the mean towards the parameters."""
+        """Move the mean towards the parameters, after a step of the tail."""
         self.fit(parameters)
         self.num_taken += 1
         if self.num_taken == 1:
@@ -55,7 +55,7 @@ class TailMean:
             self._copy.lerp(parameters, 1 / self.num_taken)
 
     def put(self, parameters: Sequence[Tensor]) -> None:
-        """After the last step: give the parameters the mean. Collective where it is split."""
+        """Give the parameters the mean, after the last step. Collective where it is split."""
         self.fit(parameters)
         self._copy.put(parameters, "the end of the tail")
 
@@ -68,20 +68,22 @@ class TailMean:
         shapes = [p.shape for p in parameters]
         if shapes != self._shapes:
             rows = [mean[:1].expand_as(p) for mean, p in zip(self.mean, parameters, strict=True)]
-            self._copy, self._shapes = SlicedCopy(rows), shapes
+            self._copy = SlicedCopy(rows)
+            self._shapes = shapes
 
     def whole(self) -> list[Tensor]:
-        """The mean laid out as the parameters, in host memory. Collective where it is split."""
+        """Gather the mean, laid out as the parameters, in host memory. Collective where it is split."""
         return self._copy.whole("a save within the tail")
 
     def state_dict(self) -> dict[str, Any]:
-        """What is the same on every replica after converging; the mean itself is saved by others."""
+        """Save what is the same on every replica after converging; the mean itself is saved by others."""
         return {"num_taken": self.num_taken, "first_step": self.first_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, also one of another number of virtual replicas: all have one mean."""
         self._copy.take(fitting(state["mean"], self._shapes))
-        self.num_taken, self.first_step = state["num_taken"], state["first_step"]
+        self.num_taken = state["num_taken"]
+        self.first_step = state["first_step"]
 
 
 class Tail:
@@ -97,23 +99,25 @@ class Tail:
     """
 
     def __init__(self, replicas: Replicas, steps: range) -> None:
-        self._replicas, self.steps = replicas, steps
+        self._replicas = replicas
+        self.steps = steps
         self._mean: TailMean | None = None
         self._whole: list[Tensor] | None = None  # for a checkpoint, until the next step
 
     def begin(self, *, is_checked: bool) -> None:
-        """The run begins, or begins again.
+        """Begin the run, or begin it again.
 
         Args:
             is_checked: whether syncs see to it that equal replicas stay equal.
         """
-        self._mean = self._whole = None  # give its memory back first
+        self._mean = None  # give its memory back first
+        self._whole = None
         if self.steps:
             group = self._replicas.equal_group() if is_checked else ALONE
             self._mean = TailMean(self._replicas.weights(), group)
 
     def step_made(self, num_steps: int) -> None:
-        """After an optimizer step: take the weights if it belongs to the tail."""
+        """Take the weights, after an optimizer step of the tail."""
         self._whole = None
         if self._mean is None:
             return
@@ -122,7 +126,7 @@ class Tail:
             self._mean.take(self._replicas.weights(), num_steps)
 
     def replicas_healed(self, healed: Collection[int], num_steps: int) -> None:
-        """At a sync: these replicas were spoilt, and now hold what the others do."""
+        """Begin again the parts of replicas that were spoilt, and now hold what the others do."""
         mean = self._mean
         if not healed or mean is None or mean.is_whole or not mean.num_taken:
             return
@@ -137,7 +141,7 @@ class Tail:
             )
 
     def forget(self) -> None:
-        """The run has gone back: what was taken was not worth it."""
+        """Drop what was taken: the run has gone back."""
         self._whole = None
         if self._mean is not None:
             self._mean.num_taken = 0
@@ -150,17 +154,17 @@ class Tail:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a mean, or is to be one."""
+        """Tell if there is a mean, or is to be one."""
         return self._mean is not None
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a checkpoint now could not hold the mean, because :meth:`hold_whole` was not called."""
+        """Tell if a checkpoint now could not hold the mean, because :meth:`hold_whole` was not called."""
         mean = self._mean
         return mean is not None and not mean.is_whole and mean.num_taken > 0 and self._whole is None
 
     def averaged(self) -> list[Tensor]:
-        """Tensors that replicas average along with their parameters."""
+        """Give the tensors that replicas average along with their parameters."""
         if self._mean is None or not self._mean.is_whole or not self._mean.num_taken:
             return []
         self._mean.fit(self._replicas.weights())
@@ -168,7 +172,7 @@ class Tail:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the weights are the mean so far, if there is one. Collective where it is split."""
+        """Put the mean so far, if there is one, in place of the weights. Collective where it is split."""
         mean = self._mean
         if mean is None or not mean.num_taken:
             yield
@@ -186,8 +190,10 @@ class Tail:
             self._replicas.weights_written()
 
     def finish(self, num_steps: int) -> int:
-        """After the last step and its sync; the number of steps that the weights now are the mean of."""
-        mean, self._mean, self._whole = self._mean, None, None
+        """Put the mean in place, and return the number of steps that it is of."""
+        mean = self._mean
+        self._mean = None
+        self._whole = None
         if mean is None or not mean.num_taken:
             return 0
         is_finite = self._replicas.all_finite(mean.mean)
@@ -201,7 +207,7 @@ class Tail:
         return mean.num_taken
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps; None before the first step of the tail."""
+        """Save the mean; None before the first step of the tail."""
         mean = self._mean
         is_there = mean is not None and mean.num_taken > 0 and not self.is_in_parts
         if mean is None or not (is_there or self._replicas.is_sharded):

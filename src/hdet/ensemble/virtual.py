@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hdet.checks import require_count, require_flag, require_kind
 from hdet.ensemble.ensemble import Ensemble
-from hdet.ensemble.state import check_counts, check_keys, check_tensors
+from hdet.ensemble.state import check_counts, check_keys, check_list, check_tensors
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.stacked import StackedReplicas
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from hdet.weak_hook import Closing
 
 
-class VirtualEnsemble:
+class VirtualEnsemble(Closing):
     """Train N replicas of a model in one process, with the same engine as on N ranks.
 
     The model and the optimizer that you give are templates: the replicas' parameters live in matrices with
@@ -46,8 +44,8 @@ class VirtualEnsemble:
     >>> model = nn.Linear(2, 1)
     >>> ensemble = VirtualEnsemble(model, torch.optim.SGD(model.parameters(), lr=0.1),
     ...                            lambda m, x: m(x).square().mean(), num_replicas=4, sync_every=2)
-    >>> losses = ensemble.step(torch.ones(3, 2))       # one batch for all replicas
-    >>> losses = ensemble.step([torch.ones(3, 2)] * 4) # a list: one batch each
+    >>> losses = ensemble.step(torch.ones(3, 2))                # one batch for all replicas
+    >>> losses = ensemble.step(batches=[torch.ones(3, 2)] * 4)  # one batch each
     >>> losses.shape, ensemble.engine.num_steps
     (torch.Size([4]), 2)
     """
@@ -82,32 +80,42 @@ class VirtualEnsemble:
             joins_equal=join_equal,
             probe=probe,
         )
-        """Where the replicas live."""
+        """The replicas live here."""
         self.engine = Ensemble(optimizer, replicas=self.replicas, gradients=gradients, **settings)
-        """What counts steps, syncs and moves the base."""
+        """It counts steps, syncs, and moves the base."""
 
-    def step(self, batch: Any) -> Tensor:
-        """One optimizer step of every replica; returns their losses.
+    def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> Tensor:
+        """Make one optimizer step of every replica, and return their losses.
 
         Args:
-            batch: a **list** with one batch per replica, or one batch (a tensor, a tuple, ...) for all.
+            batch: one batch for all replicas, as a DataLoader gives it. A list or tuple is one batch, too.
+            batches: one batch for each replica instead.
         """
-        if isinstance(batch, list) and len(batch) != self.replicas.count:
-            raise ValueError(
-                f"batch must be a list of {self.replicas.count} batches, one per replica, got {len(batch)}: "
-                "pass a tuple or a tensor for one batch that all replicas share"
+        if (batch is None) == (batches is None):
+            raise TypeError(
+                "step() must be given either batch or batches, got "
+                f"{'neither' if batch is None else 'both'}: pass step(batch) for one batch that all replicas "
+                "share, or step(batches=[...]) for one per replica"
             )
-        losses = self.replicas.train_step(batch)
+        if batches is not None:
+            count, is_list = self.replicas.count, isinstance(batches, (list, tuple))
+            must = f"batches must be a list of {count} batches, one per replica"
+            share = "pass step(batch) for one that all replicas share"
+            require_kind(must, batches, is_list, share)
+            if len(batches) != count:
+                raise ValueError(f"batches must be {count}, one per replica, got {len(batches)}: {share}")
+        self.engine.watch.require_same_groups()  # before rows meet a group that they do not know
+        losses = self.replicas.train_step(batch, batches)
         self.engine.step(losses)
         return losses
 
     @property
     def found_lr(self) -> dict[str, float]:
-        """The peak of every learning rate as the run has corrected it; what was asked for, at first."""
+        """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
         return self.engine.found_lr
 
     def summary(self) -> str:
-        """A few plain lines: what was asked for, and where the run stands."""
+        """Tell in a few plain lines what was asked for, and where the run stands."""
         return self.engine.summary()
 
     def converge(self) -> None:
@@ -126,14 +134,8 @@ class VirtualEnsemble:
         """Put the scheduled values back in place and let go of the optimizer, for good."""
         self.engine.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def state_dict(self) -> dict[str, Any]:
-        """Everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
+        """Save everything: parameters, moments, schedule and controller. Call :meth:`converge` first."""
         return {
             "engine": self.engine.state_dict(),
             "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
@@ -173,19 +175,16 @@ class VirtualEnsemble:
             )
         for name, value in own.items():
             if isinstance(value, Tensor):
-                check_tensors(f"state_dict model {name}", [state["model"][name]], [value], _is_alike)
+                check_tensors(f"state_dict model {name}", [state["model"][name]], [value])
         self._check_optimizer(state["param_groups"], state["row_optimizer"])
 
     def _check_optimizer(self, groups: Any, row_optimizer: Any) -> None:
         own = self.engine.optimizer.param_groups
-        if not isinstance(groups, (list, tuple)) or len(groups) != len(own):
-            got = len(groups) if isinstance(groups, (list, tuple)) else repr(groups)
-            raise ValueError(f"state_dict param_groups must be {len(own)} parameter groups, got {got}")
+        check_list("state_dict param_groups", groups, len(own), "parameter groups")
         check_keys("state_dict row_optimizer", row_optimizer, ("moments", "num_updates"))
         check_counts("state_dict row_optimizer", row_optimizer, ("num_updates",))
         moments = row_optimizer["moments"]
-        if not isinstance(moments, (list, tuple)) or len(moments) != len(own):
-            raise ValueError(f"state_dict moments must be of {len(own)} parameter groups, got {moments!r}")
+        check_list("state_dict moments", moments, len(own), "parameter groups")
         names = {"momentum_buffer"} if isinstance(self.engine.optimizer, SGD) else {"exp_avg", "exp_avg_sq"}
         for saved, group, here, matrix in zip(groups, own, moments, self.replicas.rows.matrices, strict=True):
             check_keys("state_dict param_groups", saved, [name for name in ("lr", "betas") if name in group])
@@ -196,12 +195,4 @@ class VirtualEnsemble:
                     f"{sorted(names)}, got {sorted(here)}: build the optimizer that it was saved with"
                 )
             for name, value in here.items():
-                check_tensors(f"state_dict moments {name}", [value], [matrix], _has_rows_of)
-
-
-def _is_alike(saved: Tensor, here: Tensor) -> bool:
-    return saved.shape == here.shape
-
-
-def _has_rows_of(saved: Tensor, here: Tensor) -> bool:
-    return saved.ndim == 2 and len(saved) > 0 and saved.shape[1] == here.shape[1]
+                check_tensors(f"state_dict moments {name}", [value], [matrix], has_rows=True)

@@ -173,7 +173,7 @@ class Ensemble:
             The state that the next round begins with, and what this round saw and decided. A
             :class:`hdet.JsonlSink` can write it.
         """
-        told = EnsembleState(*map(_first_row, state[:-1]), state.inner_state)
+        told = EnsembleState._make([*map(_first_row, state[:-1]), state.inner_state])
         step, num_steps = int(told.count), int(told.reports[0, 1:3].sum())
         if num_steps != self.sync_every:
             raise ValueError(
@@ -203,7 +203,7 @@ class Ensemble:
         record.base = dict(zip(bases, self._bases(told, step).tolist(), strict=True))
         drawn = [*self._multipliers(round_index, told.inner_state).values()]
         told = told._replace(multipliers=drawn, losses=0, reports=0)
-        return EnsembleState(*map(_rows, told[:-1], state[:-1]), state.inner_state), record
+        return EnsembleState._make([*map(_rows, told[:-1], state[:-1]), state.inner_state]), record
 
     @property
     def _spreads(self) -> Mapping[str, float]:

@@ -53,16 +53,21 @@ class ReplicaGroup:
 
     @classmethod
     def of(
-        cls, process_group: dist.ProcessGroup | None, *, fallback_index: int = 0, fallback_count: int = 1
+        cls,
+        process_group: dist.ProcessGroup | None,
+        *,
+        fallback_index: int = 0,
+        fallback_count: int = 1,
+        name: str = "process_group",
     ) -> ReplicaGroup:
         """The replicas of ``process_group``, of the world, or of this process alone.
 
-        The fallback counts only where torch.distributed is not running.
+        The fallback counts only where torch.distributed is not running. ``name`` is what the user calls it.
         """
         if not (dist.is_available() and dist.is_initialized()):
             if process_group is not None:
                 raise ValueError(
-                    "process_group must be None while torch.distributed is not running, "
+                    f"{name} must be None while torch.distributed is not running, "
                     f"got {process_group!r}: call torch.distributed.init_process_group first"
                 )
             if fallback_count > 1:
@@ -78,13 +83,13 @@ class ReplicaGroup:
         group = process_group if process_group is not None else dist.group.WORLD
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(
-                "process_group must be a torch.distributed.ProcessGroup that this process belongs to, "
+                f"{name} must be a torch.distributed.ProcessGroup that this process belongs to, "
                 f"got {process_group!r}: build it with torch.distributed.new_group on every rank"
             )
         index = dist.get_rank(group)
         if index < 0:
             raise ValueError(
-                f"process_group must contain this process, but rank {dist.get_rank()} is not in it: "
+                f"{name} must contain this process, but rank {dist.get_rank()} is not in it: "
                 "pass the group that this rank belongs to"
             )
         return cls(index, dist.get_world_size(group), group)
@@ -125,7 +130,7 @@ class ReplicaGroup:
             return replicas
         meshes = meshes_of(parameters)
         if not meshes:
-            return cls.of(replicas)
+            return cls.of(replicas, name="replicas")
         if any(mesh.ndim > 1 for mesh in meshes) or {m.size() for m in meshes} != {dist.get_world_size()}:
             raise ValueError(
                 "replicas must be the axis along which a sharded model is replicated, got "

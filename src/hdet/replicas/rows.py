@@ -280,7 +280,7 @@ def _stack(batches: Sequence[Any]) -> Any:
         return pytree.tree_map(lambda *leaves: torch.stack(list(map(torch.as_tensor, leaves))), *batches)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            "batch must hold batches of the same shapes, one per replica, got sizes "
+            "batches must have the same shapes, one per replica, got sizes "
             f"{[size_of(batch) for batch in batches]} ({str(error).splitlines()[0]}): leave out the last "
             "batch of an epoch (drop_last=True), or pass vectorize=False"
         ) from error

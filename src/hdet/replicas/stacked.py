@@ -80,17 +80,18 @@ class StackedReplicas:
 
     # --- a training step -----------------------------------------------------------------------------
 
-    def train_step(self, batch: Any) -> Tensor:
-        """One optimizer step of every replica; returns their losses.
+    def train_step(self, batch: Any, batches: Sequence[Any] | None = None) -> Tensor:
+        """Make one optimizer step of every replica, and return their losses.
 
         Args:
-            batch: a list with one batch for each replica, or one batch for all.
+            batch: one batch for all replicas.
+            batches: one batch for each replica instead.
         """
-        batches, num_rows = batch if isinstance(batch, list) else [batch], self.num_distinct
-        if num_rows < len(batches):
-            batches = [self._joined(batches)]
+        given, num_rows = [batch] if batches is None else list(batches), self.num_distinct
+        if num_rows < len(given):
+            given = [self._joined(given)]
         with self._static_values() as hold_static_of:
-            losses, gradients = self.rows.losses_and_gradients(batches, hold_static_of, num_rows)
+            losses, gradients = self.rows.losses_and_gradients(given, hold_static_of, num_rows)
         if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
         if self._measures_gradients:  # before the step, which uses their memory
@@ -106,7 +107,7 @@ class StackedReplicas:
         sizes = [size_of(batch) for batch in batches]
         if len(set(sizes)) > 1:  # their mean loss would not be that of all
             raise ValueError(
-                "batch must hold batches of the same size, one per replica, to be joined, got sizes "
+                "batches must have the same size, one per replica, to be joined, got sizes "
                 f"{sizes}: leave out the last batch of an epoch (drop_last=True), or pass join_equal=False"
             )
         return join(batches)

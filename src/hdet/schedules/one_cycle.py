@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import (
-    require_choice,
-    require_count,
-    require_flag,
-    require_number,
-    require_number_or_choice,
-)
+from hdet.checks import require_choice, require_flag, require_number, require_number_or_choice
 from hdet.ensemble import Ensemble
 from hdet.ensemble.state import check_keys
-from hdet.errors import HdetError, HdetWarning, warn
+from hdet.errors import HdetError, warn
 from hdet.explore import LearningRate
 from hdet.method.controller import Controller, equation8
 from hdet.method.guard import Guard
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
-from hdet.schedules.one_cycle_arguments import as_list, check_momentum, check_phases, num_steps, per_group
+from hdet.schedules.one_cycle_arguments import (
+    as_list,
+    check_momentum,
+    check_phases,
+    check_ranges,
+    num_steps,
+    per_group,
+)
+from hdet.search.found import set_rate
+from hdet.weak_hook import Closing
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class OneCycleAutoLR(OneCycleLR):
+class OneCycleAutoLR(OneCycleLR, Closing):
     """Drop-in for :class:`torch.optim.lr_scheduler.OneCycleLR` with the method of the paper.
 
     With ``ensemble_lr_spread_ratio=0`` (the default) and no controller it is that scheduler, bit for bit.
@@ -130,24 +130,9 @@ class OneCycleAutoLR(OneCycleLR):
         pct_start = require_number("pct_start", pct_start, at_least=0, below=1)
         require_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
         check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
-        div_factor = require_number("div_factor", div_factor, above=0)
-        final_div_factor = require_number("final_div_factor", final_div_factor, above=0)
         check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
-        require_count("last_epoch", last_epoch, at_least=-1)
-        spread = require_number(
-            "ensemble_lr_spread_ratio",
-            ensemble_lr_spread_ratio,
-            at_least=0,
-            below=1,
-            remedy="at 1 the lowest replica would not train",
-        )
-        require_count("model_sync_interval", model_sync_interval)
-        require_count("auto_lr_warmup_steps", auto_lr_warmup_steps, at_least=0)
-        require_number("loss_scale", loss_scale, above=0)
-        require_number("lr_of_lr", lr_of_lr, above=0)
-        require_number("momentum_of_lr", momentum_of_lr, at_least=0, below=1)
-        require_count("world_size", world_size)
-        if require_count("rank", rank, at_least=0) >= world_size and not _is_distributed():
+        check_ranges(self._told)
+        if rank >= world_size and not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 f"rank must be below world_size={world_size}, got {rank}: leave both out, they are taken "
                 "from torch.distributed"
@@ -186,8 +171,7 @@ class OneCycleAutoLR(OneCycleLR):
                     warn(
                         f"decay='equation8' is the printed rule: at div_factor={div_factor:g} and "
                         f"final_div_factor={final_div_factor:g} it raises the learning rate "
-                        f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'",
-                        HdetWarning,
+                        f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'"
                     )
             controller = Controller(
                 form="paper",
@@ -214,11 +198,12 @@ class OneCycleAutoLR(OneCycleLR):
                 three_phase=three_phase,
                 last_epoch=last_epoch,
             )
+            floor = [group["min_lr"] for group in optimizer.param_groups]
             self._ensemble = Ensemble(
                 wrapped,
-                scheduler=_Plan(self, ends_at_floor=spread > 0),
+                scheduler=_Plan(self, ends_at_floor=ensemble_lr_spread_ratio > 0),
                 model=model,
-                explore=[LearningRate(spread, floor=[group["min_lr"] for group in optimizer.param_groups])],
+                explore=[LearningRate(ensemble_lr_spread_ratio, floor=floor)],
                 sync_every=model_sync_interval,
                 controller=controller,
                 total_steps=total_steps,
@@ -259,19 +244,13 @@ class OneCycleAutoLR(OneCycleLR):
         """Put the scheduled values back in place and let go of the optimizer, for good."""
         self.ensemble.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def get_last_lr(self) -> list[float | Tensor]:
-        """What this replica's optimizer uses now; tensors are copies."""
+        """Give what this replica's optimizer uses now; tensors are copies."""
         lrs = [group["lr"] for group in self.optimizer.param_groups]
         return [lr.clone() if isinstance(lr, Tensor) else lr for lr in lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers only, the same on every replica. Call :meth:`converge` first; not collective."""
+        """Save numbers only, the same on every replica. Call :meth:`converge` first; not collective."""
         state = {k: v for k, v in super().state_dict().items() if k not in ("_ensemble", "_told")}
         state["ensemble"] = self.ensemble.state_dict()
         return state
@@ -338,17 +317,10 @@ class _Plan:
         # below zero if that is linear. It counts only for training that goes on.
         if is_past_end or (self._ends_at_floor and scheduler.last_epoch == scheduler.total_steps):
             for group in scheduler.optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(group["min_lr"])
-                else:
-                    group["lr"] = group["min_lr"]
+                set_rate(group, group["min_lr"])
 
     def state_dict(self) -> dict[str, Any]:
         return {}  # the scheduler saves itself
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
-
-
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_flag, require_number
+
+_SHARE = {"at_least": 0, "below": 1}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "div_factor": {"above": 0},
+    "final_div_factor": {"above": 0},
+    "ensemble_lr_spread_ratio": _SHARE | {"remedy": "at 1 the lowest replica would not train"},
+    "loss_scale": {"above": 0},
+    "lr_of_lr": {"above": 0},
+    "momentum_of_lr": _SHARE,
+}
+_COUNTS = {"last_epoch": -1, "model_sync_interval": 1, "auto_lr_warmup_steps": 0, "world_size": 1, "rank": 0}
+"""The least that each may be."""
+
+
+def check_ranges(told: Mapping[str, Any]) -> None:
+    """Raise where one of the plain numbers is out of its range."""
+    for name, limits in _NUMBERS.items():
+        require_number(name, told[name], **limits)
+    for name, at_least in _COUNTS.items():
+        require_count(name, told[name], at_least=at_least)
 
 
 def as_list(value: float | Sequence[float]) -> float | list[float]:

@@ -43,13 +43,13 @@ _PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
 """The user's number is taken to be right within a factor of two, or else within thirty, as one standard
 deviation each, with even odds."""
 _ERROR = 0.6
-"""What the trials say is weighed as if this were its standard deviation, as a logarithm. Shorter trials know
-less: it goes with the root of their length."""
+"""The word of the trials is weighed as if this were its standard deviation, as a logarithm. Shorter trials
+know less: it goes with the root of their length."""
 _BELOW, _ABOVE = 2.2, 10.0
 """In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
 below and above the answer: trials favour learning rates that lower the loss quickly, which are low."""
 _FARTHEST = 300.0
-"""How far from the user's number an answer can be for this to hold. It was measured with numbers that are
+"""So far from the user's number an answer can be for this to hold. It was measured with numbers that are
 up to 100 times off, and answers may be a few times off themselves."""
 
 
@@ -60,7 +60,7 @@ class Lengths:
     ramp: int
     trial: int
     num_turns: int
-    """How many trials are made one after the other in every place."""
+    """So many trials are made one after the other in every place."""
 
     @property
     def most_ramp_steps(self) -> int:
@@ -194,9 +194,9 @@ class Answer:
     high: float
     """The best learning rate of a sweep should lie between these in four cases of five."""
     evidence: float | None
-    """What the trials alone say; None if they say nothing."""
+    """The trials alone say this; None if they say nothing."""
     reason: str
-    """How it came about, in words."""
+    """It says in words how this came about."""
 
 
 def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:

@@ -99,8 +99,10 @@ class Search:
     def __init__(self, trainee: Trainee, batches: Iterator[Any], *, probe: Any, total_steps: int) -> None:
         first = next(batches)  # its size tells how many trials there can be
         self._num_at_once = trainee.num_trials_at_once(first)
-        self._trainee, self._batches = trainee, chain([first], batches)
-        self._sizes, self._total_steps = lengths(total_steps, self._num_at_once), total_steps
+        self._trainee = trainee
+        self._batches = chain([first], batches)
+        self._sizes = lengths(total_steps, self._num_at_once)
+        self._total_steps = total_steps
         self._probe = [probe]
         if probe is None:
             taken = [next(self._batches) for _ in range(_PROBE_STEPS)]

@@ -36,13 +36,13 @@ class FoundLR:
     asked: list[float]
     """The learning rates that the optimizer had, which is the user's guess."""
     reason: str
-    """How the answer came about, in words."""
+    """It says in words how the answer came about."""
     ramp: list[tuple[float, float]] = field(repr=False)
     """Learning rate of the first group that has one, and loss, for each step of the ramp."""
     trials: list[tuple[float, float | None]] = field(repr=False)
     """The same with the score, for each trial. None where the loss was not finite."""
     num_steps: int
-    """How many steps the search took. All trials at the same time count as one."""
+    """The search took so many steps. All trials at the same time count as one."""
     total_steps: int | None = None
     """The length of the run that it is for. None in what an earlier version has saved."""
 

@@ -41,9 +41,10 @@ class SavedTraining:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, group: ReplicaGroup) -> None:
         reshard(model)
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._optimizer = optimizer
         self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        """What the optimizer trains."""
+        """The optimizer trains these."""
         self._weights = [local_part(tensor) for tensor in averaged_tensors(optimizer, model)]
         self._buffers = [local_part(tensor) for tensor in model.buffers()]
         self._gradients = [p.grad for p in self.parameters]
@@ -51,7 +52,8 @@ class SavedTraining:
         self._modes = [(module, module.training) for module in model.modules()]
         self._was_training = model.training
         self._equal_group = _equal_group(group, self._weights)
-        self._start, self._generators = self.copy(), generator_states()
+        self._start = self.copy()
+        self._generators = generator_states()
         self._moments: dict[Tensor, Any] | None = None  # once there was a first step
 
     def copy(self) -> WeightsCopy:

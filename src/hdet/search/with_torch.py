@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,38 +120,31 @@ def find_lr(
     return found
 
 
+@dataclass(eq=False)
 class _TorchTrainee:
-    """Trains a torch model for a search. See :class:`hdet.search.driver.Trainee`.
+    """Trains a torch model for a search. See :class:`hdet.search.driver.Trainee`."""
 
-    Args:
-        model: the bare model.
-        optimizer: the bare optimizer.
-        loss: ``loss(model, batch)``.
-        clip_norm: of gradients; None for no clipping.
-        everyone: all replicas.
-        asked: learning rates of the user.
-    """
+    _model: nn.Module
+    """The bare one."""
+    _optimizer: Optimizer
+    """The bare one."""
+    _loss: Callable[[nn.Module, Any], Tensor]
+    _clip_norm: float | None
+    _everyone: ReplicaGroup
+    asked: Sequence[float]
+    _has_loss: bool = False
+    _num_bad: int = 0
+    _num_parts: int = 1
+    _averager: Averager | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
-        clip_norm: float | None,
-        everyone: ReplicaGroup,
-        asked: Sequence[float],
-    ) -> None:
+    def __post_init__(self) -> None:
         # The ranks of a sharded model make every trial together.
-        self._is_shared = bool(everyone.within)
-        self._everyone, self._group = everyone, ALONE if everyone.within else everyone
-        self._model, self._optimizer, self._loss = model, optimizer, loss
-        self._clip_norm, self.asked = clip_norm, asked
-        self._has_loss, self._num_bad, self._num_parts = False, 0, 1
-        self._averager: Averager | None = None
-        has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._is_shared = bool(self._everyone.within)
+        self._group = ALONE if self._is_shared else self._everyone
+        has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
-        self.saved = SavedTraining(model, optimizer, everyone)
-        """What is put back after the search."""
+        self.saved = SavedTraining(self._model, self._optimizer, self._everyone)
+        """It is put back after the search."""
         self.saved.train()
 
     def num_trials_at_once(self, batch: Any) -> int:

@@ -596,7 +596,7 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"probe": 3}, TypeError, "probe must be callable or None"),
         ({"assignment": "factorial", "replicas": ReplicaGroup(0, 3)}, ValueError, "got 3 replicas for 1"),
         ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
-        ({"replicas": "all"}, ValueError, "process_group must be None while"),
+        ({"replicas": "all"}, ValueError, "replicas must be None while"),
         (
             {"controller": hdet.Controller(start=100), "total_steps": 50},
             ValueError,

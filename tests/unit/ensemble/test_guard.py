@@ -123,7 +123,7 @@ def test_virtual_replicas_go_back_too(spread):
         if step == 101:
             for matrix in ensemble.replicas.rows.matrices:
                 matrix.mul_(20)
-        losses.append(ensemble.step([batch(0, step), batch(1, step)]).mean().item())
+        losses.append(ensemble.step(batches=[batch(0, step), batch(1, step)]).mean().item())
     assert records[-1].num_brakes == 1
     assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
     assert sum(losses[-20:]) / 20 < 1.2 * sum(losses[80:100]) / 20 < 0.2 * max(losses[101:])

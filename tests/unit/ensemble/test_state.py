@@ -145,10 +145,10 @@ VIRTUAL = [
     (changed(["model", "extra"], torch.zeros(1)), "must be of this model, which has no extra"),
     (changed(["model", "bias"], torch.zeros(5)), r"model bias must have shape \(2,\) at 0, got \(5,\)"),
     (changed(["model", "bias"], 1.0), "model bias must hold tensors, got float"),
-    (changed(["param_groups"], []), "param_groups must be 2 parameter groups, got 0"),
+    (changed(["param_groups"], []), "param_groups must hold 2 parameter groups, got 0"),
     (changed(["param_groups", 0], {"lr": 0.1}), "state_dict param_groups must hold lr, betas"),
     (changed(["row_optimizer", "num_updates"], -1), "num_updates must be an integer of at least 0"),
-    (changed(["row_optimizer", "moments"], []), "moments must be of 2 parameter groups"),
+    (changed(["row_optimizer", "moments"], []), "moments must hold 2 parameter groups"),
     (changed(["row_optimizer", "moments", 0, "exp_avg"], torch.zeros(2, 1)), "exp_avg must have shape"),
     (changed(["row_optimizer", "moments", 0], {"momentum_buffer": 1}), "moments must be those of AdamW"),
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_virtual_replicas_can_be_saved_where_they_begin_to_train_alone():
         **hdet.presets.swap(start=0.75, sync_every=8),
     )
     for step in range(40):
-        ensemble.step([torch.randn(8, 4) for _ in range(3)])
+        ensemble.step(batches=[torch.randn(8, 4) for _ in range(3)])
         if step + 1 == 30:
             ensemble.converge()
             state = ensemble.state_dict()

@@ -35,7 +35,7 @@ def test_the_model_holds_the_mean_after_a_sync() -> None:
     ensemble = build(model)
     for t in range(3):
         ensemble.step(
-            [torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * t + r)) for r in range(4)]
+            batches=[torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * t + r)) for r in range(4)]
         )
     weight = ensemble.replicas.rows.matrices[0][:, :6].view(4, 2, 3)
     for r in range(4):
@@ -125,7 +125,7 @@ def test_replicas_are_compared_by_the_probe() -> None:
         nn.Linear(3, 2), records=records, controller=hdet.Controller(), probe=lambda m: loss_of(m, probe_data)
     )
     for _ in range(3):
-        ensemble.step([torch.randn(5, 3) for _ in range(4)])
+        ensemble.step(batches=[torch.randn(5, 3) for _ in range(4)])
     assert len(set(records[0].probes)) == 4
 
 
@@ -161,9 +161,8 @@ def test_resume_ends_in_the_same_bits(stop_at: int, gradients: Any) -> None:
             ensemble.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         file = io.BytesIO()
         for t in range(begin, 11):
-            ensemble.step(
-                [torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
-            )
+            draws = [torch.Generator().manual_seed(9 * t + r) for r in range(4)]
+            ensemble.step(batches=[torch.randn(5, 3, generator=draw) for draw in draws])
             if t + 1 == stop_at and state is None:
                 ensemble.converge()
                 torch.save(ensemble.state_dict(), file)
@@ -245,8 +244,8 @@ def test_bad_optimizers_and_batches() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             hdet.VirtualEnsemble(model, optimizer, loss_of)
-    with pytest.raises(ValueError, match="a list of 4 batches, one per replica, got 2"):
-        build(model).step([torch.ones(5, 3)] * 2)
+    with pytest.raises(ValueError, match="batches must be 4, one per replica, got 2"):
+        build(model).step(batches=[torch.ones(5, 3)] * 2)
 
 
 def test_frozen_parameters_stay() -> None:
@@ -267,7 +266,7 @@ def test_without_a_spread_the_model_is_trained_and_averaged(gradients: Any) -> N
     ensemble = build(model, gradients=gradients, explore=[hdet.LearningRate(0.0)])
     for t in range(4):
         ensemble.step(
-            [torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
+            batches=[torch.randn(5, 3, generator=torch.Generator().manual_seed(9 * t + r)) for r in range(4)]
         )
     ensemble.converge()
     assert not torch.equal(model.weight, before)
@@ -480,12 +479,12 @@ def test_a_warm_start_gives_each_replica_the_noise_of_its_own(join_equal: bool) 
 def test_batches_of_unequal_size_are_named(change: dict[str, Any]) -> None:
     ensemble = build(nn.Linear(3, 2), **change)
     with pytest.raises(
-        ValueError, match=r"batch must hold batches of the same .* got sizes \[5, 5, 5, 2\].*drop_last"
+        ValueError, match=r"batches must have the same .* got sizes \[5, 5, 5, 2\].*drop_last"
     ):
-        ensemble.step([torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
+        ensemble.step(batches=[torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
     assert ensemble.engine.num_steps == 0
     one_by_one = build(nn.Linear(3, 2), vectorize=False)
-    one_by_one.step([torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
+    one_by_one.step(batches=[torch.ones(5, 3)] * 3 + [torch.ones(2, 3)])
     assert one_by_one.engine.num_steps == 1
 
 

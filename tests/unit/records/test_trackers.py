@@ -47,7 +47,7 @@ def virtual_run(sink: Any) -> list[RoundRecord]:
     )
     generator = torch.Generator().manual_seed(1)
     for _ in range(15):
-        ensemble.step([torch.randn(8, 3, generator=generator) for _ in range(4)])
+        ensemble.step(batches=[torch.randn(8, 3, generator=generator) for _ in range(4)])
     return list(records)
 
 

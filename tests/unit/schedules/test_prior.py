@@ -31,7 +31,7 @@ def trained(explore, seed=0, sink=None, steps=60):
         records=records,
     )
     for step in range(steps):
-        ensemble.step([batch(r, step + 1000 * seed) for r in range(4)])
+        ensemble.step(batches=[batch(r, step + 1000 * seed) for r in range(4)])
     return records
 
 

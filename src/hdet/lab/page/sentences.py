@@ -202,7 +202,9 @@ def _list(items: Sequence[object]) -> str:
 
 def run_tiles(run: Run) -> Iterable[Tile]:
     """Key figures of a run; what is unknown has no tile."""
-    found = run.search.found if run.search is not None and not run.num_brakes else numbers.found_lr(run)
+    # What has moved the learning rate since the search counts, as it does in the terminal.
+    is_kept = run.search is not None and not run.num_brakes and not run.compares
+    found = run.search.found if run.search is not None and is_kept else numbers.found_lr(run)
     if found is not None:
         is_new = numbers.asked_lr(run) not in (None, found)
         yield "Learning rate found" if is_new else "Learning rate", figure(found), _origin(run, found)

@@ -104,7 +104,7 @@ class Trainer:
 
     def step(self) -> Tensor:
         """Train all replicas for one step, and give the losses seen by this process."""
-        return self._ensemble.step(self._batches(self._streams))
+        return self._ensemble.step(batches=self._batches(self._streams))
 
     def converge(self) -> None:
         """Average the replicas."""
@@ -137,7 +137,7 @@ class _RankEnsemble:
     loss: Callable[[nn.Module, Any], Tensor]
     engine: Ensemble
 
-    def step(self, batches: Sequence[Any]) -> Tensor:
+    def step(self, *, batches: Sequence[Any]) -> Tensor:
         loss = self.loss(self.model, batches[0])
         self.optimizer.zero_grad()
         loss.backward()

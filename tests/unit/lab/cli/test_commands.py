@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hdet.lab.cli.app import app
+from hdet.lab.page.read_runs import read_run
+from hdet.lab.page.sentences import run_tiles
 
 QUICK = ["--task", "quadratic", "--steps", "60", "--sync-every", "10", "--replicas", "2", "--lr", "0.05"]
 
@@ -61,6 +63,17 @@ def test_run_writes_a_folder_and_a_report_and_says_where(hdet, tmp_path):
     assert "\x1b" not in out + err  # no colours and no progress bar in a pipe
     again, _ = hdet("run", *QUICK)
     assert "runs/quadratic-lr0.05-seed0-2/report.html" in again  # nothing is overwritten
+
+
+@pytest.mark.parametrize("controller", ["paper", "log", "guard"])
+def test_terminal_and_page_name_the_same_learning_rate(hdet, tmp_path, controller):
+    # The controller takes over within the warm-up, so that the peak is never reached.
+    moves = ["--controller-start", "0", "--spread", "0.3", "--sync-every", "2"]
+    moves = [] if controller == "guard" else moves
+    out, _ = hdet("run", *QUICK, "--controller", controller, *moves, "--out", "here")
+    (told,) = [line.split()[2] for line in out.splitlines() if line.startswith("learning rate ")]
+    (shown,) = [tile[1] for tile in run_tiles(read_run(tmp_path / "here")) if tile[0] == "Learning rate"]
+    assert float(shown) == float(told)
 
 
 def test_json_is_one_object_on_stdout(hdet, tmp_path):

@@ -9,6 +9,8 @@ from hdet.lab.page.method_parts import method_parts
 from hdet.lab.page.read_runs import Run
 from hdet.records import RoundRecord, SearchRecord
 
+DIFFERENCE = "loss at the highest value minus the lowest"
+
 
 def record(number: int, **fields: Any) -> RoundRecord:
     return RoundRecord(round=number, step=10 * (number + 1), num_replicas=2, converged=True, **fields)
@@ -41,14 +43,8 @@ def test_a_run_whose_replicas_differed():
         ("search", "8 trials, 46 steps: found 0.01 from 1e-3"),
         ("fan-out", "2 replicas, lr x0.9 to x1.1, weight_decay x0.5 to x1.5, 10 rounds"),
         ("converge", "10 times, 5 % of the time in syncs"),
-        (
-            "replicas said",
-            "Higher lr did better (loss at the highest value minus the lowest -0.2 ± 0, 10 rounds).",
-        ),
-        (
-            "replicas said",
-            "Higher weight_decay did better (loss at the highest value minus the lowest -0.2 ± 0, 10 rounds).",
-        ),
+        ("replicas said", f"Higher lr did better ({DIFFERENCE} -0.2 ± 0, 10 rounds)."),
+        ("replicas said", f"Higher weight_decay did better ({DIFFERENCE} -0.2 ± 0, 10 rounds)."),
         ("guard", "had nothing to do"),
         ("explored", "weight_decay began at 0.1 and ended at 1"),
     ]

@@ -169,7 +169,7 @@ def test_all_replicas_at_once_equal_one_by_one(gradients: Any) -> None:
             model, optimizer, TASK.loss, num_replicas=3, vectorize=vectorize, gradients=gradients
         )
         losses = [
-            ensemble.step([next(TASK.train_batches(seed=0, replica=r, start=step)) for r in range(3)])
+            ensemble.step(batches=[next(TASK.train_batches(seed=0, replica=r, start=step)) for r in range(3)])
             for step in range(3)
         ]
         results.append(torch.stack(losses))
@@ -462,7 +462,7 @@ def test_a_log_trains_and_is_scored(tmp_path: Path) -> None:
         model, torch.optim.AdamW(task.parameter_groups(model), lr=1e-2), task.loss, num_replicas=2
     )
     streams = [task.train_batches(seed=0, replica=r) for r in range(2)]
-    losses = [ensemble.step([next(stream) for stream in streams]).mean().item() for _ in range(60)]
+    losses = [ensemble.step(batches=[next(stream) for stream in streams]).mean().item() for _ in range(60)]
     assert losses[-1] < 0.7 * losses[0]
     ensemble.converge()
     found = task.metrics(model, task.evaluation_batches())

@@ -69,7 +69,7 @@ def test_virtual_replicas_run_and_learn(task):
     before = evaluate(task, model)["loss"]
     streams = [task.train_batches(seed=0, replica=r) for r in range(2)]
     for _ in range(30):
-        ensemble.step([next(stream) for stream in streams])
+        ensemble.step(batches=[next(stream) for stream in streams])
     assert evaluate(task, model)["loss"] < before
 
 

@@ -273,3 +273,14 @@ def test_the_papers_controller_begins_after_the_warm_up() -> None:
     assert RunConfig(**settings, controller="paper").controller_start == 20
     assert RunConfig(**settings, controller="paper", controller_start=0).controller_start == 0
     assert RunConfig(**settings, controller="log").controller_start == 0
+
+
+@pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
+def test_the_floor_of_the_papers_controller_follows_the_peak_that_was_found(tmp_path) -> None:
+    settings = {"task": "quadratic", "steps": 200, "sync_every": 10, "replicas": 2}
+    config = RunConfig(**settings, lr=1e-3, controller="paper", spread=0.0)  # so only its decay acts
+    _, folder = start(tmp_path, config=config)
+    search, *rounds = hdet.read_records(folder.records)
+    assert search.search is not None and search.search.found > 5 * config.lr
+    floor = search.search.found / (25 * 1e4)
+    assert 0.4 * floor < rounds[-1].base["lr"] < 1.1 * floor, "within one round of its decay"
