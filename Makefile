@@ -22,7 +22,7 @@ $(DEV_STAMP): $(STAMP)
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-run: $(STAMP)    ## Train a feed ranker on 8 virtual replicas from a learning rate 10x too low.
+run: $(STAMP)    ## Search, fan-out and converge: a feed ranker, 8 virtual replicas, a guess 10x too low. A minute.
 	$(BIN)/hdet run --task feed --lr 5e-4
 
 test: lint       ## Lint, type-check and run every test.
