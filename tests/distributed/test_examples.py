@@ -90,10 +90,12 @@ torch.manual_seed(0)
 """
 
 
-def test_the_first_snippet_of_the_readme_with_fully_shard(tmp_path):
+def test_the_search_of_the_readme_with_fully_shard(tmp_path):
     """What a sharded model adds to it: a mesh, fully_shard, and the axis of the replicas."""
     snippet = re.search(
-        r"<!-- run this -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+        r"<!-- run this -->\n```python\n((?:(?!```).)*?find_lr.*?)```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL,
     )
     assert snippet is not None
     imports, *lines = snippet[1].replace("1000", "100").replace("range(10)", "range(1)").splitlines()
