@@ -32,6 +32,7 @@ def ablate(
     task_options: Mapping[str, Any] | None = None,
     optimizer: str = "adamw",
     seeds: int | Sequence[int] = 3,
+    decisive_seeds: int = 0,
     steps: int | None = None,
     replicas: int = 8,
     folder: str | Path,
@@ -46,6 +47,7 @@ def ablate(
         task_options: of its constructor.
         optimizer: ``"adamw"`` or ``"sgd"``.
         seeds: how many, or which.
+        decisive_seeds: how many for the rows that a verdict hangs on, if that is more.
         steps: optimizer steps of every run; None for the task's own number.
         replicas: N, and streams of batches that every run takes.
         folder: of ``ablation.jsonl``.
@@ -73,7 +75,7 @@ def ablate(
         "steps": length,
         "replicas": replicas,
     }
-    base["command"] = _command(base, seeds)
+    base["command"] = _command(base, seeds, decisive_seeds)
     ledger = Ledger(Path(folder), _FILE, _KEY, "crashed")
     grid: dict[int, dict[int, Record]] = {}
     done: list[Record] = []
@@ -106,11 +108,12 @@ def ablate(
                 f"the grid of {task!r} must hold a learning rate without a loss spike, but every one from "
                 f"{lattice_lr(min(grid)):g} on has one for a seed: check the task, or give it more --steps"
             )
+        more = sorted({*seeds, *range(decisive_seeds)})
         specs = [
             _spec(base, row.key, lr, seed, row.settings(length))
             for row, lr in rows_to_run(chosen)
-            if row.key != GRID
-            for seed in seeds
+            for seed in (more if row.is_decisive else seeds)
+            if row.key != GRID or seed not in seeds
         ]
         is_complete = finish(specs, len(done) + len(specs))
     return Ablation(done, is_complete)
@@ -143,16 +146,11 @@ def _spec(base: Record, row: str, lr: float, seed: int, settings: Mapping[str, A
     return base | {"row": row, "lr": lr, "seed": seed, "settings": dict(settings)}
 
 
-def _command(base: Record, seeds: Sequence[int]) -> str:
-    words = ["python", "-m", "research", "ablate", "--task", base["task"], "--steps", str(base["steps"])]
-    words += [
-        "--replicas",
-        str(base["replicas"]),
-        "--optimizer",
-        base["optimizer"],
-        "--seeds",
-        str(len(seeds)),
-    ]
+def _command(base: Record, seeds: Sequence[int], decisive_seeds: int) -> str:
+    words = ["python", "-m", "research", "ablate", "--seeds", str(len(seeds))]
+    words += ["--decisive-seeds", str(decisive_seeds)]
+    for name in ("task", "steps", "replicas", "optimizer"):
+        words += [f"--{name}", str(base[name])]
     for name, value in base["task_options"].items():
         words += ["--option", f"{name}={value}"]
     return shlex.join(words)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from hdet.errors import HdetError, install_command
+from hdet.lab.ablation import decay_shape
 from hdet.method.recipe import one_cycle
-from research.ablation.rows import decay_shape
 from research.ablation.summary import Ablation, Case
 
 __all__ = ["write_figures"]

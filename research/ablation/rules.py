@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hdet.lab.ablation import LOW_FACTOR
+
 __all__ = [
-    "LOW_FACTOR",
     "RULES",
     "Stability",
     "choose_high",
@@ -20,16 +21,13 @@ __all__ = [
     "window_means",
 ]
 
-LOW_FACTOR = 9
-"""High over Low in the paper; here the largest safe learning rate over Low."""
-
 _WINDOW = 10
 _SPIKE, _UNRECOVERED = 0.3, 0.2
 _LOST = 0.5
 _NOISE = 0.05  # where the loss is near zero, chance alone doubles a mean of ten steps
 _PER_DECADE = 4
 _HALF_WIDTH = 4  # a decade to each side
-_MOST = 14  # how far the grid widens to each side
+_MOST = 8  # how far the grid widens to each side: two decades
 
 RULES = (
     f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from research.ablation.rows import NOISE_SCALE, controller_start, sync_every
+from hdet.lab.ablation import NOISE_SCALE, controller_start, sync_every
 from research.ablation.rules import RULES
 from research.ablation.summary import Ablation, Case
 from research.ablation.verdicts import VERDICT_RULE, claims

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from research.ablation.rows import controller_start
+from hdet.lab.ablation import controller_start
 from research.ablation.summary import Case, Result
 from research.peers.base import load_package
 

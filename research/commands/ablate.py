@@ -26,6 +26,9 @@ def ablate(
     task: TaskName = "feed",
     steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
     seeds: Seeds = 3,
+    decisive_seeds: Annotated[
+        int, typer.Option(help="Seeds of the rows that a verdict hangs on, if more than --seeds.")
+    ] = 0,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     replicas: Annotated[int, typer.Option(help="Replicas of HDET, and batches per step of all rows.")] = 8,
     option: TaskOptions = None,
@@ -72,6 +75,7 @@ def ablate(
                     task_options=parse_options(option or []),
                     optimizer=optimizer,
                     seeds=seeds,
+                    decisive_seeds=decisive_seeds,
                     steps=steps,
                     replicas=replicas,
                     folder=path,

@@ -95,6 +95,9 @@ class RunConfig:
     controller_start: _CountFromZero = _CHOSEN
     """Step from which the controller acts (default: after the warm-up with paper, which then holds the LR,
     else 0)."""
+    floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
+    """Share of the peak at which the paper's controller ends if replicas do not differ (default: that of
+    OneCycleLR)."""
     temperature: float | None = None
     """Temperature of the paper's controller (default: how far losses differ)."""
     probe: bool = True
