@@ -27,7 +27,7 @@ _LOST = 0.5
 _NOISE = 0.05  # where the loss is near zero, chance alone doubles a mean of ten steps
 _PER_DECADE = 4
 _HALF_WIDTH = 4  # a decade to each side
-_MOST = 8  # how far the grid widens to each side: two decades
+_MOST = 10  # how far the grid widens to each side: two and a half decades
 
 RULES = (
     f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
