@@ -18,6 +18,7 @@ __all__ = [
     "judge",
     "lattice_lr",
     "next_points",
+    "point_of",
     "window_means",
 ]
 
@@ -142,6 +143,15 @@ def lattice_lr(point: int) -> float:
     return float(f"{10 ** (point / _PER_DECADE):.4g}")
 
 
+def point_of(lr: float) -> int:
+    """The point of the grid that a learning rate is of.
+
+    >>> point_of(0.003162)
+    -10
+    """
+    return round(math.log10(lr) * _PER_DECADE)
+
+
 def next_points(
     losses: Mapping[int, float],
     crashes: Mapping[int, Sequence[bool]],
@@ -165,7 +175,7 @@ def next_points(
     >>> next_points({p: 2.0 + p for p in done}, {p: [p > 2] for p in done}, {p: [p > 1] for p in done}, 1.0)
     [-6, -5]
     """
-    middle = round(math.log10(middle_lr) * _PER_DECADE)
+    middle = point_of(middle_lr)
     missing = [p for p in range(middle - _HALF_WIDTH, middle + _HALF_WIDTH + 1) if p not in losses]
     if missing:
         return missing

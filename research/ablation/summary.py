@@ -142,7 +142,7 @@ def choose(grid: Mapping[float, Mapping[int, Record]]) -> Chosen | None:
 def rows_to_run(chosen: Chosen) -> list[tuple[Row, float]]:
     """All rows with their learning rates, in the order of the table; those at High only where one breaks."""
     at = {"low": chosen.low, "high": chosen.high, "best": chosen.best}
-    return [(row, at[row.at]) for row in ROWS if chosen.breaks or row.at != "high" or row.key == GRID]
+    return [(row, at[row.at]) for row in ROWS if chosen.breaks or row.at != "high"]
 
 
 def _case(records: Sequence[Record]) -> Case:

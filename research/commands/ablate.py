@@ -10,7 +10,7 @@ import typer
 
 from hdet.errors import HdetError
 from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
-from hdet.lab.cli.screen import Exit, Screen, usage_errors
+from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
 from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ def ablate(
     decisive_seeds: Annotated[
         int, typer.Option(help="Seeds of the rows that a verdict hangs on, if more than --seeds.")
     ] = 0,
+    lrs: Annotated[
+        str, typer.Option(help="Learning rates of the grid, with commas (default: by rule).")
+    ] = "",
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     replicas: Annotated[int, typer.Option(help="Replicas of HDET, and batches per step of all rows.")] = 8,
     option: TaskOptions = None,
@@ -76,6 +79,7 @@ def ablate(
                     optimizer=optimizer,
                     seeds=seeds,
                     decisive_seeds=decisive_seeds,
+                    lrs=numbers("--lrs", lrs),
                     steps=steps,
                     replicas=replicas,
                     folder=path,
