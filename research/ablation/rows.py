@@ -62,7 +62,7 @@ def _rows(at: _At) -> list[Row]:
         (
             "hdet",
             "HDET (full)",
-            f"spread, noise, and a controller whose decay ends at {100 * RESIDUAL:g} %",
+            f"spread, noise, and a decay to {100 * RESIDUAL:g} % of the peak",
             {},
         ),
         ("hdet_floor", "HDET (full), floor-matching", "the decay ends at OneCycleLR's floor", {"end": FLOOR}),
