@@ -267,7 +267,7 @@ class Result:
         finite = [run.final_loss for run in self.runs if math.isfinite(run.final_loss)]
         spread = f" ± {statistics.stdev(finite):.4f}" if len(finite) > 1 else ""
         mark = " †" if any(run.is_crash for run in self.runs) else ""
-        return f"{statistics.fmean(finite):.4f}{spread}{mark}" if finite else "†"
+        return f"{statistics.fmean(finite):.4f}{spread}{mark}" if finite else "†" if self.runs else "-"
 
 
 def ablate(
