@@ -32,7 +32,7 @@ _MOST = 10  # how far the grid widens to each side: two and a half decades
 
 RULES = (
     f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
-    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss. A crash: "
+    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss (of the untrained model's, from a checkpoint). A crash: "
     "a loss that is not finite, a final held-out loss above the untrained model's, a spike that is "
     f"not recovered from (the last mean above the lowest by more than {100 * _UNRECOVERED:g} % and "
     f"those {100 * _NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
@@ -69,7 +69,12 @@ def window_means(losses: Sequence[float], width: int = _WINDOW) -> list[float]:
 
 
 def judge(
-    losses: Sequence[float], *, num_warmup_steps: int, final_loss: float, untrained_loss: float
+    losses: Sequence[float],
+    *,
+    num_warmup_steps: int,
+    final_loss: float,
+    untrained_loss: float,
+    first_loss: float | None = None,
 ) -> Stability:
     """Judge a run by its training losses, one per step, and its held-out loss at the end.
 
@@ -78,6 +83,8 @@ def judge(
         num_warmup_steps: windows that begin earlier cannot be spikes, but can be the lowest.
         final_loss: held-out loss of the trained model.
         untrained_loss: held-out loss of the model as it was built.
+        first_loss: what chance is measured by; None for the loss of the first step. A run from a checkpoint
+            begins near its end, where that would be too small.
 
     >>> steady, broken = [2.0] * 10 + [1.0] * 20, [2.0] * 10 + [1.0] * 10 + [1.4] * 10
     >>> judge(steady, num_warmup_steps=5, final_loss=1.0, untrained_loss=2.0)
@@ -90,7 +97,7 @@ def judge(
     if final_loss > untrained_loss:
         return Stability(True, "a final loss above the untrained model's")
     means = window_means(losses)
-    noise = _NOISE * abs(losses[0])
+    noise = _NOISE * abs(losses[0] if first_loss is None else first_loss)
     lowest, has_spike = means[0], False
     for i, mean in enumerate(means[1:], start=1):
         is_risen = mean - lowest > max(_SPIKE * abs(lowest), noise)

@@ -40,6 +40,7 @@ def train(spec: Record) -> Record:
         num_warmup_steps=round(WARMUP * job.steps),
         final_loss=done.final_loss,
         untrained_loss=done.untrained_loss,
+        first_loss=done.untrained_loss if "checkpoint" in settings else None,
     )
     return spec | {
         "final_loss": done.final_loss if math.isfinite(done.final_loss) else None,

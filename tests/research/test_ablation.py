@@ -48,9 +48,9 @@ STEADY, SPIKE = Stability(False, ""), Stability(True, "")
 # --- rules ---------------------------------------------------------------------------------------
 
 
-def verdict(means, *, warmup=10, final=0.5, untrained=10.0):
+def verdict(means, *, warmup=10, final=0.5, untrained=10.0, **more):
     losses = [mean for mean in means for _ in range(10)]
-    return judge(losses, num_warmup_steps=warmup, final_loss=final, untrained_loss=untrained)
+    return judge(losses, num_warmup_steps=warmup, final_loss=final, untrained_loss=untrained, **more)
 
 
 def test_a_spike_is_above_the_lowest_earlier_mean():
@@ -61,6 +61,8 @@ def test_a_spike_is_above_the_lowest_earlier_mean():
     assert verdict([1, 1, 2, 1], warmup=20) == SPIKE  # by the lowest of the warmup
     assert verdict([2, 0.1, 0.19, 0.1]) == STEADY  # within 5 % of the first loss: chance
     assert verdict([2, 0.1, 0.21, 0.1]) == SPIKE
+    assert verdict([0.1, 0.1, 0.19, 0.1]) == SPIKE
+    assert verdict([0.1, 0.1, 0.19, 0.1], first_loss=2.0) == STEADY  # a checkpoint, whose first loss is small
 
 
 def test_a_crash_is_a_spike_that_stays_or_a_loss_that_is_lost():
