@@ -160,6 +160,13 @@ ROWS = (
         settings=partial(method_settings, checkpoint=1.0, noise_scale=0.0),
     ),
     Row(
+        key="equal_checkpoint",
+        name="Equal replicas, checkpoint, same decay",
+        description="HDET (full), checkpoint, with zero spread",
+        at="best",
+        settings=partial(method_settings, checkpoint=1.0, spread=0.0),
+    ),
+    Row(
         key="ema",
         name="EMA",
         description=f"weights averaged over the run with decay {EMA_DECAY:g}",

@@ -90,10 +90,11 @@ _PARTS = (
     ("3d", "HDET adds to a plain run with the same decay", "hdet", "plain_decay"),
     ("3e", "spread, noise and averaging add without a controller", "hdet_no_controller", "grid"),
     ("3f", "HDET adds to a plain run from the same checkpoint", "hdet_checkpoint", "plain_checkpoint"),
-    ("3g", "noise on the checkpoint adds", "hdet_checkpoint", "hdet_checkpoint_only"),
+    ("3g", "the spread adds to equal replicas from it, same decay", "hdet_checkpoint", "equal_checkpoint"),
+    ("3h", "noise on the checkpoint adds", "hdet_checkpoint", "hdet_checkpoint_only"),
 )
 """Number, claim, the row that is to end lower, and the row that it is compared with, at one learning rate."""
-_AT_BEST_ONLY = ("2b", "2c", "3e", "3g")
+_AT_BEST_ONLY = ("2b", "2c", "3e", "3g", "3h")
 
 
 def claims(case: Case) -> list[Claim]:
