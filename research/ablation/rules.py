@@ -33,7 +33,8 @@ _MOST = 10  # how far the grid widens to each side: two and a half decades
 RULES = (
     f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
     f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss (from a "
-    "checkpoint, of the untrained model's). A crash: a loss that is not finite, a final held-out loss above the untrained model's, a spike that is "
+    "checkpoint, of the untrained model's). A crash: a loss that is not finite, a final held-out loss above "
+    "the untrained model's, a spike that is "
     f"not recovered from (the last mean above the lowest by more than {100 * _UNRECOVERED:g} % and "
     f"those {100 * _NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
     "the best plain LR's gain over the untrained model (a network that died without a spike; "
