@@ -101,70 +101,48 @@ def method_settings(steps: int, *, end: float | None = RESIDUAL, **changes: Any)
         end: where the controller's decay ends, over the peak; None without a controller.
         changes: other settings.
     """
-    control = {} if end is None else {"controller": "paper", "controller_start": controller_start(steps)}
-    control |= {} if end is None else {"floor": end}
-    return replica_settings(steps, **{"spread": SPREAD, "noise_scale": NOISE_SCALE, **control, **changes})
+    settings: dict[str, Any] = {"spread": SPREAD, "noise_scale": NOISE_SCALE}
+    if end is not None:
+        settings |= {"controller": "paper", "controller_start": controller_start(steps), "floor": end}
+    return replica_settings(steps, **settings | changes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """One row of the table."""
 
     name: str
     description: str
+    paper: str
+    """Training loss in the paper's Table 1; empty for a row that it leaves out."""
     settings: Callable[[int], dict[str, Any]]
     """By the number of steps."""
     share: float = 1.0
     """Of the learning rate that is given."""
-    paper: str = ""
-    """Training loss in the paper's Table 1; empty for a row that it leaves out."""
 
 
 _WARM: dict[str, Any] = {"checkpoint": 1 / LOW_FACTOR}
+_warm_init = partial(method_settings, end=None, spread=0.0, **_WARM)
+_no_controller = partial(method_settings, end=None, **_WARM)
+_cold = partial(method_settings, noise_scale=0.0)
+_full = partial(method_settings, **_WARM)
+_plain_warm = partial(replica_settings, **_WARM)
+_equal = partial(method_settings, spread=0.0, **_WARM)
 
 TABLE_1 = (
+    Row("Baseline-Low", "plain, at a ninth of the learning rate", "3.294", replica_settings, 1 / LOW_FACTOR),
+    Row("Baseline-High", "plain", "4.169 †", replica_settings),
     Row(
-        name="Baseline-Low",
-        description="plain, at a ninth of the learning rate",
-        settings=replica_settings,
-        share=1 / LOW_FACTOR,
-        paper="3.294",
+        "Warm-Init",
+        "from a checkpoint with noise, averaged at the end only",
+        "4.674 †",
+        lambda steps: _warm_init(steps, sync_every=steps),
     ),
-    Row(name="Baseline-High", description="plain", settings=replica_settings, paper="4.169 †"),
-    Row(
-        name="Warm-Init",
-        description="from a checkpoint with noise, averaged at the end only",
-        settings=lambda steps: replica_settings(steps, noise_scale=NOISE_SCALE, sync_every=steps, **_WARM),
-        paper="4.674 †",
-    ),
-    Row(
-        name="HDET without controller",
-        description="spread, from a checkpoint with noise",
-        settings=partial(method_settings, end=None, **_WARM),
-        paper="3.280",
-    ),
-    Row(
-        name="HDET without warm start",
-        description="spread and controller, from new weights",
-        settings=partial(method_settings, noise_scale=0.0),
-        paper="3.281",
-    ),
-    Row(
-        name="HDET (full)",
-        description="spread and controller, from a checkpoint with noise",
-        settings=partial(method_settings, **_WARM),
-        paper="3.277",
-    ),
-    Row(
-        name="Plain from the checkpoint",
-        description="no spread, no noise, no controller",
-        settings=partial(replica_settings, **_WARM),
-    ),
-    Row(
-        name="Equal replicas, same decay",
-        description="HDET (full) with a spread of zero",
-        settings=partial(method_settings, spread=0.0, **_WARM),
-    ),
+    Row("HDET without controller", "spread, from a checkpoint with noise", "3.280", _no_controller),
+    Row("HDET without warm start", "spread and controller, from new weights", "3.281", _cold),
+    Row("HDET (full)", "spread and controller, from a checkpoint with noise", "3.277", _full),
+    Row("Plain from the checkpoint", "no spread, no noise, no controller", "", _plain_warm),
+    Row("Equal replicas, same decay", "HDET (full) with a spread of zero", "", _equal),
 )
 """The paper's six, and the two that tell what of them is due to the checkpoint and to the decay."""
 
