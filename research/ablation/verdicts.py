@@ -14,7 +14,7 @@ from research.peers.base import load_package
 
 __all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_losses", "sign_of"]
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+Verdict = Literal["holds", "does not hold", "cannot be told", "not run"]
 
 VERDICT_RULE = (
     "Losses are compared by their differences seed by seed: a claim holds if the 95 % interval of the "
@@ -62,9 +62,11 @@ def error_text(half: float, digits: int = 4) -> str:
 def compare_losses(lower: Result, higher: Result) -> tuple[Verdict, str]:
     """Whether the first row ends lower than the second, and the numbers."""
     names = f"{lower.row.name} {lower.loss_text} against {higher.row.name} {higher.loss_text}"
+    if not (lower.runs and higher.runs):
+        return "not run", names
     seeds = sorted(lower.runs.keys() & higher.runs.keys())
-    if not seeds:
-        return "cannot be told", f"{names}: no seed has both"
+    if len(seeds) < 2:
+        return "cannot be told", f"{names}: {'one' if seeds else 'no'} seed has both"
     if lower.num_crashed and not higher.num_crashed:
         return "does not hold", names
     if higher.num_crashed and not lower.num_crashed:
@@ -136,7 +138,9 @@ def _stability(case: Case, number: str, key: str) -> Claim:
     )
     if not case.chosen.breaks:
         return Claim(number, text, "cannot be told", f"no LR up to {case.chosen.high:g} breaks a plain run")
-    if not full.runs or 0 < 2 * full.num_crashed <= len(full.runs):
+    if not full.runs:
+        return Claim(number, text, "not run", why)
+    if len(full.runs) < 2 or 0 < 2 * full.num_crashed <= len(full.runs):
         return Claim(number, text, "cannot be told", why)
     return Claim(number, text, "does not hold" if full.num_crashed else "holds", why)
 
@@ -153,6 +157,8 @@ def _decay_order(case: Case, full: Result, number: str) -> Claim:
         for record in full.runs.values()
         if not record["crashed"]
     ]
+    if not full.runs:
+        return Claim(number, text, "not run", "-")
     groups = sorted({name for means in by_seed for name in means})
     if not {"transformer", "no_decay"} <= set(groups):
         why = "the task must have groups 'transformer' and 'no_decay'" if groups else "every run crashed"
