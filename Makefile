@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve reproduce reproduce-quick zoo clean test-jax memory bench-ranks test-large
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo clean test-jax memory bench-ranks test-large
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -92,24 +92,17 @@ docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an e
 docs-serve: $(DEV_STAMP) ## Show the documentation at http://127.0.0.1:8000 while you write it.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --no-strict
 
-reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. An hour or more.
+paper: $(DEV_STAMP)    ## The paper's method and the six rows of its Table 1 on feed, with figures 2 and 3. Minutes.
+	$(BIN)/hdet ablate --task feed --steps 500 --out runs/paper
+
+reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. Two hours or more.
 	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
-	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --out runs/reproduction/charlm
+	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --decisive-seeds 10 --out runs/reproduction/charlm
 	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
-	$(BIN)/python -m research ablate --task feed --steps 500 --seeds 3 --out runs/reproduction/feed
+	$(BIN)/python -m research ablate --task feed --option steps_per_year=500 --steps 500 --seeds 3 --decisive-seeds 10 --lrs 0.003162,0.005623,0.01,0.01778 --out runs/reproduction/feed
 	$(BIN)/python -m research claims --steps 300 --seeds 3 --out runs/reproduction/claims
 	$(BIN)/python -m research claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
 	$(BIN)/python -m research claims --table runs/reproduction/claims
-
-reproduce-quick: $(DEV_STAMP) ## The same with short runs and two seeds, on one page. Minutes.
-	$(BIN)/python -m research ablate -q --task digits --steps 100 --seeds 2 --out runs/quick/digits
-	$(BIN)/python -m research ablate -q --task charlm --steps 100 --seeds 2 --out runs/quick/charlm
-	$(BIN)/python -m research ablate -q --task charlm --option characters=20000 --steps 100 --seeds 2 --out runs/quick/charlm-epochs
-	$(BIN)/python -m research ablate -q --task feed --steps 120 --seeds 2 --out runs/quick/feed
-	$(BIN)/python -m research claims -q --steps 100 --seeds 2 --replicas 4 --out runs/quick/claims
-	$(BIN)/python -m research ablate -q --table runs/quick/digits runs/quick/charlm runs/quick/charlm-epochs runs/quick/feed --out runs/quick
-	cat runs/quick/ablation.md runs/quick/claims/claims.md > runs/quick/page.md
-	@echo "page: runs/quick/page.md"
 
 zoo: $(DEV_STAMP) ## Judge the finder on the zoo's problems: docs/zoo.md. One to two hours; stop and go on as you like.
 	$(PIP) -e '.[zoo]'

@@ -13,7 +13,7 @@ from hdet.checks import require_choice, require_count
 from hdet.errors import HdetError
 from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import load_task
-from research.ablation.rules import lattice_lr, next_points
+from research.ablation.rules import lattice_lr, next_points, point_of
 from research.ablation.summary import GRID, Ablation, best_of, choose, judged, rows_to_run
 from research.ablation.training import train
 from research.compare.ledger import Ledger, Record, read_ledger, run_missing
@@ -32,6 +32,8 @@ def ablate(
     task_options: Mapping[str, Any] | None = None,
     optimizer: str = "adamw",
     seeds: int | Sequence[int] = 3,
+    decisive_seeds: int = 0,
+    lrs: Sequence[float] = (),
     steps: int | None = None,
     replicas: int = 8,
     folder: str | Path,
@@ -46,6 +48,8 @@ def ablate(
         task_options: of its constructor.
         optimizer: ``"adamw"`` or ``"sgd"``.
         seeds: how many, or which.
+        decisive_seeds: how many for the rows that a verdict hangs on, if that is more.
+        lrs: learning rates of the grid; without any it widens by rule until Low, High and the best are known.
         steps: optimizer steps of every run; None for the task's own number.
         replicas: N, and streams of batches that every run takes.
         folder: of ``ablation.jsonl``.
@@ -73,9 +77,9 @@ def ablate(
         "steps": length,
         "replicas": replicas,
     }
-    base["command"] = _command(base, seeds)
+    base["command"] = _command(base, seeds, decisive_seeds, lrs)
     ledger = Ledger(Path(folder), _FILE, _KEY, "crashed")
-    grid: dict[int, dict[int, Record]] = {}
+    grid: dict[float, dict[int, Record]] = {}
     done: list[Record] = []
 
     with Pool(num_jobs) as pool:
@@ -95,22 +99,23 @@ def ablate(
             done.extend(ledger.find(specs))
             return is_complete
 
-        while points := _next(grid, built.learning_rate):
-            runs = {p: [_spec(base, GRID, lattice_lr(p), seed, {}) for seed in seeds] for p in points}
+        while wanted := [lr for lr in lrs or _next(grid, built.learning_rate) if lr not in grid]:
+            runs = {lr: [_spec(base, GRID, lr, seed, {}) for seed in seeds] for lr in wanted}
             if not finish([s for specs in runs.values() for s in specs], _NUM_EXPECTED * len(seeds)):
                 return Ablation(done, is_complete=False)
-            grid |= {p: {r["seed"]: r for r in ledger.find(specs)} for p, specs in runs.items()}
-        chosen = choose({lattice_lr(p): runs for p, runs in sorted(grid.items())})
+            grid |= {lr: {r["seed"]: r for r in ledger.find(specs)} for lr, specs in runs.items()}
+        chosen = choose(dict(sorted(grid.items())))
         if chosen is None:
             raise HdetError(
                 f"the grid of {task!r} must hold a learning rate without a loss spike, but every one from "
-                f"{lattice_lr(min(grid)):g} on has one for a seed: check the task, or give it more --steps"
+                f"{min(grid):g} on has one for a seed: check the task, or give it more --steps"
             )
+        more = sorted({*seeds, *range(decisive_seeds)})
         specs = [
             _spec(base, row.key, lr, seed, row.settings(length))
-            for row, lr in rows_to_run(chosen)
-            if row.key != GRID
-            for seed in seeds
+            for row, lr in sorted(rows_to_run(chosen), key=lambda entry: not entry[0].is_decisive)
+            for seed in (more if row.is_decisive else seeds)
+            if row.key != GRID or seed not in seeds
         ]
         is_complete = finish(specs, len(done) + len(specs))
     return Ablation(done, is_complete)
@@ -127,32 +132,28 @@ def read_ablation(folders: Sequence[str | Path]) -> Ablation:
     return Ablation(list(records.values()))
 
 
-def _next(grid: Mapping[int, Mapping[int, Record]], middle_lr: float) -> list[int]:
-    best = best_of({lattice_lr(point): runs for point, runs in grid.items()})
-    by_point = {point: [judged(run, *best) for run in runs.values()] for point, runs in grid.items()}
+def _next(grid: Mapping[float, Mapping[int, Record]], middle_lr: float) -> list[float]:
+    best = best_of(grid)
+    runs = {point_of(lr): [judged(run, *best) for run in by_seed.values()] for lr, by_seed in grid.items()}
     losses = {
-        point: statistics.fmean(math.inf if run["crashed"] else run["final_loss"] for run in runs)
-        for point, runs in by_point.items()
+        point: statistics.fmean(math.inf if run["crashed"] else run["final_loss"] for run in found)
+        for point, found in runs.items()
     }
-    crashes = {point: [run["crashed"] for run in runs] for point, runs in by_point.items()}
-    spikes = {point: [run["has_spike"] for run in runs] for point, runs in by_point.items()}
-    return next_points(losses, crashes, spikes, middle_lr)
+    crashes = {point: [run["crashed"] for run in found] for point, found in runs.items()}
+    spikes = {point: [run["has_spike"] for run in found] for point, found in runs.items()}
+    return [lattice_lr(point) for point in next_points(losses, crashes, spikes, middle_lr)]
 
 
 def _spec(base: Record, row: str, lr: float, seed: int, settings: Mapping[str, Any]) -> Record:
     return base | {"row": row, "lr": lr, "seed": seed, "settings": dict(settings)}
 
 
-def _command(base: Record, seeds: Sequence[int]) -> str:
-    words = ["python", "-m", "research", "ablate", "--task", base["task"], "--steps", str(base["steps"])]
-    words += [
-        "--replicas",
-        str(base["replicas"]),
-        "--optimizer",
-        base["optimizer"],
-        "--seeds",
-        str(len(seeds)),
-    ]
+def _command(base: Record, seeds: Sequence[int], decisive_seeds: int, lrs: Sequence[float]) -> str:
+    words = ["python", "-m", "research", "ablate", "--seeds", str(len(seeds))]
+    words += ["--decisive-seeds", str(decisive_seeds)] if decisive_seeds else []
+    words += ["--lrs", ",".join(f"{lr:g}" for lr in lrs)] if lrs else []
+    for name in ("task", "steps", "replicas", "optimizer"):
+        words += [f"--{name}", str(base[name])]
     for name, value in base["task_options"].items():
         words += ["--option", f"{name}={value}"]
     return shlex.join(words)

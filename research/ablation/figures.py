@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from hdet.errors import HdetError, install_command
+from hdet.lab.ablation import decay_shape
 from hdet.method.recipe import one_cycle
-from research.ablation.rows import decay_shape
 from research.ablation.summary import Ablation, Case
 
 __all__ = ["write_figures"]
@@ -33,7 +33,8 @@ def write_figures(ablation: Ablation, folder: Path) -> list[Path]:
 def _losses(case: Case, path: Path) -> Path:
     """Figure 2: a line per seed."""
     figure, axes = _axes(case, "training loss")
-    results = [r for r in case.results if r.row.is_in_paper and r.row.key in _LOSS_ROWS]
+    at = _at(case)
+    results = [r for r in case.results if r.row.key in _LOSS_ROWS and r.row.at in ("low", at)]
     highest = max((run["train_losses"][0][1] or 0.0 for r in results for run in r.runs.values()), default=1.0)
     for result, color in zip(results, _COLORS, strict=False):
         crashed = f", {result.num_crashed}/{len(result.runs)} crashed" if result.num_crashed else ""
@@ -51,15 +52,15 @@ def _losses(case: Case, path: Path) -> Path:
 
 def _rates(case: Case, path: Path) -> Path:
     """Figure 3: full HDET by group and seed, the plan, and the controller's decay alone."""
-    assert case.chosen is not None
     figure, axes = _axes(case, "learning rate")
-    steps, high = case.facts["steps"], case.chosen.high
+    at, steps = _at(case), case.facts["steps"]
+    high = case.result("hdet", at).lr
     times = range(1, steps + 1)
     planned = [high * one_cycle(t - 1, steps) for t in times]
     fixed = [high * decay_shape(t - 1, steps=steps) for t in times]
     axes.plot(times, planned, color="#222222", label="plan, no controller")
     axes.plot(times, fixed, color="#222222", linestyle=":", label="the controller's decay alone")
-    runs = case.result("hdet", "high").runs.values()
+    runs = case.result("hdet", at).runs.values()
     names = sorted({name for run in runs for name in run["lrs"]})
     for name, color in zip(names, _COLORS[2:], strict=False):
         label = name
@@ -71,6 +72,11 @@ def _rates(case: Case, path: Path) -> Path:
     axes.set_yscale("log")
     axes.set_ylim(bottom=min(fixed) / 3)
     return _save(figure, axes, path)
+
+
+def _at(case: Case) -> str:
+    """The paper's learning rate; the best where none breaks a plain run."""
+    return "high" if case.chosen is not None and case.chosen.breaks else "best"
 
 
 def _axes(case: Case, label: str):

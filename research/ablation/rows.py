@@ -2,62 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from hdet.method.controller import first_controlled_sync, floor_matching, num_controlled_rounds
-from hdet.method.recipe import one_cycle
+from hdet.lab.ablation import (
+    FLOOR,
+    LOW_FACTOR,
+    NOISE_SCALE,
+    RESIDUAL,
+    method_settings,
+    replica_settings,
+    taken_over,
+)
 
-__all__ = ["ROWS", "Row", "between", "controller_start", "decay_shape", "sync_every"]
+__all__ = ["ROWS", "Row", "equation8_end"]
 
-_At = Literal["low", "high", "best", "between"]
+_At = Literal["low", "high", "best"]
 
-SPREAD = 1 / 9
-NOISE_SCALE = 0.01
 EMA_DECAY = 0.99
 SWA_SHARE = 0.25
-FLOOR = 1 / (25 * 1e4)
-"""The controller's floor over the peak, as OneCycleLR has it."""
 
 
-def sync_every(steps: int) -> int:
-    """T, scaled to the length of the run: the paper's 1000 for a run of hours.
+def equation8_end(steps: int) -> float:
+    """Where eq. 8 ends, over the peak, if the sign of its logarithm is turned: a 400th of the start.
 
-    >>> sync_every(300), sync_every(5000)
-    (5, 50)
+    >>> round(1 / equation8_end(1000))
+    447
     """
-    return max(5, steps // 100)
-
-
-def controller_start(steps: int) -> int:
-    """The step from which the controller acts: a fifth of the run.
-
-    >>> controller_start(300)
-    60
-    """
-    return round(0.2 * steps)
-
-
-def decay_shape(step: int, *, steps: int) -> float:
-    r"""Factor on the peak where the controller's decay acts and its signal does not (eq. 7 with v = 0).
-
-    .. math:: c(t) = c(t_0 - 1)\,(1-\gamma)^{1 + \lfloor (t-t_0)/T \rfloor}, \qquad t \ge t_0
-
-    Before :math:`t_0`, the first sync that the controller acts at, it is the plan: warmup and linear anneal.
-
-    >>> decay_shape(10, steps=100), round(decay_shape(99, steps=100) * 25 * 1e4, 6)
-    (1.0, 1.0)
-    """
-    start, interval = controller_start(steps), sync_every(steps)
-    first = first_controlled_sync(start, interval)
-    if step < first:
-        return one_cycle(step, steps)
-    taken_over = one_cycle(first - 1, steps)  # what the last step before the sync was made with
-    gamma = floor_matching(taken_over, FLOOR, num_controlled_rounds(start, interval, steps))
-    return taken_over * (1 - gamma) ** (1 + (step - first) // interval)
+    return taken_over(steps) * 25 / 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,50 +45,63 @@ class Row:
     at: _At
     """Its learning rate."""
     is_in_paper: bool = False
+    is_decisive: bool = False
+    """Whether a verdict hangs on it, so that it is worth more seeds than the others."""
     settings: Callable[[int], dict[str, Any]] = lambda steps: {}
-    """By the number of steps: what differs from a plain run. Fields of RunConfig, or ``average`` and
-    ``shape`` of a plain run."""
+    """By the number of steps: what differs from a plain run. Fields of RunConfig and ``checkpoint``, see
+    :func:`hdet.lab.ablation.train`, or ``average`` and ``decay_to`` of a plain run."""
 
 
-def _replicas(steps: int, **changes: Any) -> dict[str, Any]:
-    """Settings of RunConfig; losses are the replicas' own, as in the paper."""
-    plain = {"spread": 0.0, "controller": "none", "noise_scale": 0.0, "probe": False}
-    return {**plain, "sync_every": sync_every(steps), "per_group": True, **changes}
+def _rows(at: _At) -> list[Row]:
+    """Rows at one learning rate: High as in the paper, and the best, where all of them train.
 
-
-def _hdet(steps: int, *, controls: bool = True, noise_scale: float = NOISE_SCALE) -> dict[str, Any]:
-    control = {"controller": "paper", "controller_start": controller_start(steps)} if controls else {}
-    return _replicas(steps, spread=SPREAD, noise_scale=noise_scale, **control)
-
-
-def _hdet_rows(at: _At) -> list[Row]:
-    """The paper's three at High; at the best learning rate they show what the parts do where all trains."""
-    parts = (
-        ("hdet_no_controller", "HDET without controller", "spread and noise", {"controls": False}),
+    At High the checkpoint is trained at a ninth of it, because a plain run at High breaks.
+    """
+    warm = {"checkpoint": 1.0 if at == "best" else 1 / LOW_FACTOR}
+    replicas = (
+        (
+            "hdet",
+            "HDET (full)",
+            f"spread, noise, and a decay to {100 * RESIDUAL:g} % of the peak",
+            {},
+        ),
+        ("hdet_floor", "HDET (full), floor-matching", "the decay ends at OneCycleLR's floor", {"end": FLOOR}),
+        ("hdet_no_controller", "HDET without controller", "spread and noise", {"end": None}),
         ("hdet_no_warm_start", "HDET without warm start", "spread and controller", {"noise_scale": 0.0}),
-        ("hdet", "HDET (full)", "spread, noise and controller", {}),
+        ("equal", "Equal replicas, same decay", "HDET (full) with zero spread", {"spread": 0.0}),
+        ("averaging", "Averaging, zero spread", "noise, averaged every T", {"spread": 0.0, "end": None}),
+        ("hdet_checkpoint", "HDET (full), checkpoint", "from a trained checkpoint with noise", warm),
     )
-    return [
+    rows = [
         Row(
             key=key,
             name=name,
             description=description,
             at=at,
-            is_in_paper=at == "high",
-            settings=partial(_hdet, **changes),
+            is_in_paper=key in ("hdet", "hdet_no_controller", "hdet_no_warm_start"),
+            is_decisive=at == "best" and key in ("hdet", "equal"),
+            settings=partial(method_settings, **changes),
         )
-        for key, name, description, changes in parts
+        for key, name, description, changes in replicas
     ]
-
-
-def _decay_row(at: _At) -> Row:
-    return Row(
-        key="plain_decay",
-        name="Plain with the controller's decay",
-        description="exponential from the controller's start to its floor",
-        at=at,
-        settings=lambda steps: {"shape": "decay"},
-    )
+    return [
+        *rows,
+        Row(
+            key="plain_checkpoint",
+            name="Plain, checkpoint",
+            description="from the same checkpoint",
+            at=at,
+            settings=partial(replica_settings, **warm),
+        ),
+        Row(
+            key="plain_decay",
+            name="Plain, same decay",
+            description=f"exponential from the controller's start to {100 * RESIDUAL:g} %",
+            at=at,
+            is_decisive=at == "best",
+            settings=lambda steps: {"decay_to": RESIDUAL},
+        ),
+    ]
 
 
 ROWS = (
@@ -126,32 +113,59 @@ ROWS = (
         description="noise on each replica's start; averaged at the end only",
         at="high",
         is_in_paper=True,
-        settings=lambda steps: _replicas(steps, noise_scale=NOISE_SCALE, sync_every=steps),
+        settings=lambda steps: replica_settings(steps, noise_scale=NOISE_SCALE, sync_every=steps),
     ),
-    *_hdet_rows("high"),
-    Row(
-        key="warm_init_averaged",
-        name="Warm-Init, averaged",
-        description="noise on each replica's start; averaged every T",
-        at="high",
-        settings=lambda steps: _replicas(steps, noise_scale=NOISE_SCALE),
-    ),
-    _decay_row("high"),
+    *_rows("high"),
     Row(
         key="local_sgd",
         name="Local SGD",
         description="own gradients, averaged every T; no spread",
         at="high",
-        settings=lambda steps: _replicas(steps, gradients="local"),
+        settings=partial(replica_settings, gradients="local"),
     ),
     Row(
         key="hdet_local",
         name="HDET (full), local gradients",
         description="as HDET (full), with the replicas' own gradients",
         at="high",
-        settings=lambda steps: _hdet(steps) | {"gradients": "local"},
+        settings=partial(method_settings, gradients="local"),
     ),
-    Row(key="grid", name="Best plain LR", description="plain, the best of the grid", at="best"),
+    Row(
+        key="grid",
+        name="Best plain LR",
+        description="plain, the best of the grid",
+        at="best",
+        is_decisive=True,
+    ),
+    *_rows("best"),
+    Row(
+        key="hdet_equation8",
+        name="HDET (full), eq. 8",
+        description="the decay of eq. 8 with the sign of its logarithm turned",
+        at="best",
+        settings=lambda steps: method_settings(steps, end=equation8_end(steps)),
+    ),
+    Row(
+        key="plain_decay_floor",
+        name="Plain, floor-matching",
+        description="exponential from the controller's start to OneCycleLR's floor",
+        at="best",
+        settings=lambda steps: {"decay_to": FLOOR},
+    ),
+    Row(
+        key="hdet_checkpoint_only",
+        name="HDET (full), checkpoint, no noise",
+        description="from the trained checkpoint itself",
+        at="best",
+        settings=partial(method_settings, checkpoint=1.0, noise_scale=0.0),
+    ),
+    Row(
+        key="equal_checkpoint",
+        name="Equal replicas, checkpoint, same decay",
+        description="HDET (full), checkpoint, with zero spread",
+        at="best",
+        settings=partial(method_settings, checkpoint=1.0, spread=0.0),
+    ),
     Row(
         key="ema",
         name="EMA",
@@ -166,17 +180,5 @@ ROWS = (
         at="best",
         settings=lambda steps: {"average": "swa", "share": SWA_SHARE},
     ),
-    *_hdet_rows("best"),
-    _decay_row("best"),
 )
-"""In the order of the table; plain runs between Low and High come in between."""
-
-
-def between(low: float, high: float) -> list[float]:
-    """Learning rates above Low and below High, a factor of the root of ten apart.
-
-    >>> between(0.1, 3.0)
-    [0.3162, 1.0]
-    """
-    count = math.ceil(2 * math.log10(high / low) - 1e-3)
-    return [float(f"{low * 10 ** (k / 2):.4g}") for k in range(1, count)]
+"""In the order of the table."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hdet.lab.ablation import LOW_FACTOR
+
 __all__ = [
-    "LOW_FACTOR",
     "RULES",
     "Stability",
     "choose_high",
@@ -17,11 +18,9 @@ __all__ = [
     "judge",
     "lattice_lr",
     "next_points",
+    "point_of",
     "window_means",
 ]
-
-LOW_FACTOR = 9
-"""High over Low in the paper; here the largest safe learning rate over Low."""
 
 _WINDOW = 10
 _SPIKE, _UNRECOVERED = 0.3, 0.2
@@ -29,12 +28,13 @@ _LOST = 0.5
 _NOISE = 0.05  # where the loss is near zero, chance alone doubles a mean of ten steps
 _PER_DECADE = 4
 _HALF_WIDTH = 4  # a decade to each side
-_MOST = 14  # how far the grid widens to each side
+_MOST = 10  # how far the grid widens to each side: two and a half decades
 
 RULES = (
     f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
-    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss. A crash: "
-    "a loss that is not finite, a final held-out loss above the untrained model's, a spike that is "
+    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss (from a "
+    "checkpoint, of the untrained model's). A crash: a loss that is not finite, a final held-out loss above "
+    "the untrained model's, a spike that is "
     f"not recovered from (the last mean above the lowest by more than {100 * _UNRECOVERED:g} % and "
     f"those {100 * _NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
     "the best plain LR's gain over the untrained model (a network that died without a spike; "
@@ -70,7 +70,12 @@ def window_means(losses: Sequence[float], width: int = _WINDOW) -> list[float]:
 
 
 def judge(
-    losses: Sequence[float], *, num_warmup_steps: int, final_loss: float, untrained_loss: float
+    losses: Sequence[float],
+    *,
+    num_warmup_steps: int,
+    final_loss: float,
+    untrained_loss: float,
+    first_loss: float | None = None,
 ) -> Stability:
     """Judge a run by its training losses, one per step, and its held-out loss at the end.
 
@@ -79,6 +84,8 @@ def judge(
         num_warmup_steps: windows that begin earlier cannot be spikes, but can be the lowest.
         final_loss: held-out loss of the trained model.
         untrained_loss: held-out loss of the model as it was built.
+        first_loss: what chance is measured by; None for the loss of the first step. A run from a checkpoint
+            begins near its end, where that would be too small.
 
     >>> steady, broken = [2.0] * 10 + [1.0] * 20, [2.0] * 10 + [1.0] * 10 + [1.4] * 10
     >>> judge(steady, num_warmup_steps=5, final_loss=1.0, untrained_loss=2.0)
@@ -91,7 +98,7 @@ def judge(
     if final_loss > untrained_loss:
         return Stability(True, "a final loss above the untrained model's")
     means = window_means(losses)
-    noise = _NOISE * abs(losses[0])
+    noise = _NOISE * abs(losses[0] if first_loss is None else first_loss)
     lowest, has_spike = means[0], False
     for i, mean in enumerate(means[1:], start=1):
         is_risen = mean - lowest > max(_SPIKE * abs(lowest), noise)
@@ -144,6 +151,15 @@ def lattice_lr(point: int) -> float:
     return float(f"{10 ** (point / _PER_DECADE):.4g}")
 
 
+def point_of(lr: float) -> int:
+    """The point of the grid that a learning rate is of.
+
+    >>> point_of(0.003162)
+    -10
+    """
+    return round(math.log10(lr) * _PER_DECADE)
+
+
 def next_points(
     losses: Mapping[int, float],
     crashes: Mapping[int, Sequence[bool]],
@@ -167,7 +183,7 @@ def next_points(
     >>> next_points({p: 2.0 + p for p in done}, {p: [p > 2] for p in done}, {p: [p > 1] for p in done}, 1.0)
     [-6, -5]
     """
-    middle = round(math.log10(middle_lr) * _PER_DECADE)
+    middle = point_of(middle_lr)
     missing = [p for p in range(middle - _HALF_WIDTH, middle + _HALF_WIDTH + 1) if p not in losses]
     if missing:
         return missing

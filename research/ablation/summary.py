@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from research.ablation.rows import ROWS, Row, between
-from research.ablation.rules import LOW_FACTOR, choose_high, choose_safe, is_lost
+from hdet.lab.ablation import LOW_FACTOR
+from research.ablation.rows import ROWS, Row
+from research.ablation.rules import choose_high, choose_safe, is_lost
 from research.compare.ledger import Record
 from research.compare.summary import CASE, by_case, case_title
 
@@ -76,8 +78,10 @@ class Case:
     results: list[Result]
 
     def result(self, key: str, at: str) -> Result:
-        """The row of this key at this learning rate."""
-        return next(r for r in self.results if (r.row.key, r.row.at) == (key, at))
+        """The row of this key at this learning rate; without runs where it was left out."""
+        found = [r for r in self.results if (r.row.key, r.row.at) == (key, at)]
+        rows = [row for row in ROWS if (row.key, row.at) == (key, at)]
+        return found[0] if found else Result(rows[0], math.nan, {})
 
     @property
     def title(self) -> str:
@@ -136,15 +140,9 @@ def choose(grid: Mapping[float, Mapping[int, Record]]) -> Chosen | None:
 
 
 def rows_to_run(chosen: Chosen) -> list[tuple[Row, float]]:
-    """All rows with their learning rates, in the order of the table."""
+    """All rows with their learning rates, in the order of the table; those at High only where one breaks."""
     at = {"low": chosen.low, "high": chosen.high, "best": chosen.best}
-    rows = [(row, at[row.at]) for row in ROWS]
-    num_paper = sum(row.is_in_paper for row in ROWS)
-    middle = [
-        (Row(key="plain", name="Plain", description="between Low and High", at="between"), lr)
-        for lr in between(chosen.low, chosen.high)
-    ]
-    return rows[:num_paper] + middle + rows[num_paper:]
+    return [(row, at[row.at]) for row in ROWS if chosen.breaks or row.at != "high"]
 
 
 def _case(records: Sequence[Record]) -> Case:
@@ -153,8 +151,10 @@ def _case(records: Sequence[Record]) -> Case:
     for record in records:
         if record["row"] == GRID:
             points.setdefault(record["lr"], {})[record["seed"]] = record
-    most = max((len(runs) for runs in points.values()), default=0)
-    grid = {lr: runs for lr, runs in sorted(points.items()) if len(runs) == most}
+    # Seeds that most points have: the best one may have more, and one that is under way fewer.
+    counts = Counter(seed for runs in points.values() for seed in runs)
+    seeds = {seed for seed, count in counts.items() if 2 * count > len(points)}
+    grid = {lr: {s: runs[s] for s in seeds} for lr, runs in sorted(points.items()) if seeds <= runs.keys()}
     chosen = choose(grid)
     if chosen is None:
         return Case(facts, [], None, grid, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from research.ablation.rows import NOISE_SCALE, controller_start, sync_every
+from hdet.lab.ablation import NOISE_SCALE, RESIDUAL, controller_start, sync_every
 from research.ablation.rules import RULES
 from research.ablation.summary import Ablation, Case
 from research.ablation.verdicts import VERDICT_RULE, claims
@@ -17,10 +17,13 @@ NOTES = (
     "Held-out loss after the last step, mean ± standard deviation over seeds; † marks crashes, whose "
     "losses count in the mean where they are finite. The paper's rows are bold. All rows have the "
     "same batches; 10 % warmup and a linear anneal, which the controller replaces from its start on. "
-    "HDET: spread 1/9, learning rates per parameter group, losses of the replicas' own batches, "
-    f"automatic temperature. Warm start: noise of {NOISE_SCALE:g} on the initial weights, where the "
-    "paper has a trained checkpoint. The best plain LR is chosen by the very losses that it is "
-    "compared by, which favours it a little."
+    "HDET: spread 1/9, learning rates per parameter group, losses of the replicas' own batches, automatic "
+    f"temperature. The controller's decay ends at {100 * RESIDUAL:g} % of the peak, as in the paper's figure "
+    "3, or at OneCycleLR's floor, 250,000 times below the peak (floor-matching), or where eq. 8 ends if the "
+    f"sign of its logarithm is turned. Warm start: noise of {NOISE_SCALE:g} on the initial weights, or on a "
+    "trained checkpoint. That is a plain run of another seed, as long, at the same learning rate (at High, a "
+    "ninth of it). Rows that a verdict hangs on may have more seeds. The best plain LR is chosen by the very "
+    "losses that it is compared by, which favours it a little."
 )
 
 
@@ -49,7 +52,7 @@ def _section(case: Case) -> str:
     if case.chosen is None:
         return "\n".join([*lines, "The grid has no result yet."])
     chosen, steps = case.chosen, case.facts["steps"]
-    high = f"High {chosen.high:g}" + ("" if chosen.breaks else " (the end of the grid: no LR breaks)")
+    high = f"High {chosen.high:g}" if chosen.breaks else f"no High (up to {chosen.high:g} no LR breaks)"
     lines += [
         f"Low {chosen.low:g}, {high}, best plain LR {chosen.best:g}; T = {sync_every(steps)}, "
         f"controller from step {controller_start(steps)}.",

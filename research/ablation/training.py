@@ -13,59 +13,45 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hdet.errors import AllReplicasFailedError
+from hdet.lab.ablation import WARMUP, Training, decay_shape
+from hdet.lab.ablation import train as train_replicas
 from hdet.lab.train.runner import evaluate
-from hdet.lab.train.trainers import Trainer
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
-from hdet.round_record import is_learning_rate
-from research.ablation.rows import decay_shape
 from research.ablation.rules import judge
 from research.compare.ledger import Record, task_of
 from research.peers.base import Diverged, Job, descend
 
-__all__ = ["CURVE_POINTS", "job_of", "train"]
+__all__ = ["job_of", "train"]
 
-CURVE_POINTS = 100
-_WARMUP = 0.1
+_CURVE_POINTS = 100
+_BASE = ("task", "task_options", "lr", "steps", "replicas", "optimizer", "seed")
 
 
 def train(spec: Record) -> Record:
     """Run one; a run with replicas if it has settings of RunConfig, else a plain one."""
-    job = job_of(spec)
-    settings = spec["settings"]
-    losses: list[float] = []
-    lrs: dict[int, dict[str, float]] = {}
-    untrained = evaluate(job.task, job.build_model())["loss"]
-    start = time.monotonic()
-    # One attention kernel for all rows: replicas that run at once have no other, and at a learning rate that
-    # makes logits huge it stays finite where others do not.
-    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
-        torch.manual_seed(derived_seed(job.seed, "training"))
-        try:
-            if "spread" in settings:
-                model = _train_replicas(job, settings, losses, lrs)
-            else:
-                model = _train_plain(job, settings, losses)
-            final = evaluate(job.task, model)["loss"]
-        except (Diverged, AllReplicasFailedError):
-            final = math.nan
+    job, settings = job_of(spec), spec["settings"]
+    if "spread" in settings:
+        done = train_replicas(job.task, {name: spec[name] for name in _BASE}, settings)
+    else:
+        done = _train_plain(job, settings)
     stability = judge(
-        losses,
-        num_warmup_steps=round(_WARMUP * job.steps),
-        final_loss=final,
-        untrained_loss=untrained,
+        done.losses,
+        num_warmup_steps=round(WARMUP * job.steps),
+        final_loss=done.final_loss,
+        untrained_loss=done.untrained_loss,
+        first_loss=done.untrained_loss if "checkpoint" in settings else None,
     )
     return spec | {
-        "final_loss": final if math.isfinite(final) else None,
-        "untrained_loss": untrained,
+        "final_loss": done.final_loss if math.isfinite(done.final_loss) else None,
+        "untrained_loss": done.untrained_loss,
         "crashed": bool(stability.crash),
         "crash": stability.crash,
         "has_spike": stability.has_spike,
-        "seconds": time.monotonic() - start,
-        "num_steps_done": len(losses),
-        "train_losses": thinned(losses),
-        "lrs": _thinned_lrs(lrs),
+        "seconds": done.seconds,
+        "num_steps_done": len(done.losses),
+        "train_losses": thinned(done.losses),
+        "lrs": done.lrs,
     }
 
 
@@ -81,24 +67,34 @@ def job_of(spec: Record) -> Job:
     )
 
 
-def _train_plain(job: Job, settings: Mapping[str, Any], losses: list[float]) -> nn.Module:
+def _train_plain(job: Job, settings: Mapping[str, Any]) -> Training:
+    start = time.monotonic()
     model = job.build_model()
+    untrained, final, losses = evaluate(job.task, model)["loss"], math.nan, list[float]()
     average, after_step = _averaged(job, settings, model, losses)
-    shape = partial(decay_shape, steps=job.steps)
-    if settings.get("shape") != "decay":
-        shape = partial(one_cycle, total_steps=job.steps, warmup=_WARMUP)
+    if "decay_to" in settings:
+        shape = partial(decay_shape, steps=job.steps, end=settings["decay_to"])
+    else:
+        shape = partial(one_cycle, total_steps=job.steps, warmup=WARMUP)
     optimizer = job.optimizer(model, job.start_lr)
-    descend(
-        job,
-        model,
-        optimizer,
-        job.batches(),
-        job.steps,
-        shape=shape,
-        after_step=after_step,
-        on_loss=losses.append,
-    )
-    return model if average is None else average.module
+    # The attention kernel that replicas have; see hdet.lab.ablation.train.
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(derived_seed(job.seed, "training"))
+        try:
+            descend(
+                job,
+                model,
+                optimizer,
+                job.batches(),
+                job.steps,
+                shape=shape,
+                after_step=after_step,
+                on_loss=losses.append,
+            )
+            final = evaluate(job.task, model if average is None else average.module)["loss"]
+        except Diverged:
+            pass
+    return Training(final, untrained, losses, {}, time.monotonic() - start)
 
 
 def _averaged(job: Job, settings: Mapping[str, Any], model: nn.Module, losses: list[float]) -> Any:
@@ -113,25 +109,7 @@ def _averaged(job: Job, settings: Mapping[str, Any], model: nn.Module, losses: l
     return None, lambda: None
 
 
-def _train_replicas(
-    job: Job, settings: Mapping[str, Any], losses: list[float], lrs: dict[int, dict[str, float]]
-) -> nn.Module:
-    config = job.config(warmup=_WARMUP, **{"find": False, **settings})
-    trainer = Trainer(job.task, config, None, "cpu", searches=False)
-    engine = trainer.engine
-    while engine.num_steps < job.steps:
-        base = {name: float(value) for name, value in engine.base.items() if is_learning_rate(name)}
-        seen = trainer.step()
-        finite = seen[seen.isfinite()]  # the engine leaves out a replica that is lost
-        losses.append(finite.mean().item() if len(finite) else math.nan)
-        lrs[engine.num_steps] = base
-        if not len(finite):
-            raise Diverged
-    trainer.converge()
-    return trainer.model
-
-
-def thinned(values: Sequence[float], most: int = CURVE_POINTS) -> list[list[float | None]]:
+def thinned(values: Sequence[float], most: int = _CURVE_POINTS) -> list[list[float | None]]:
     """Steps and the mean of the losses up to them since the point before; None where it is not finite.
 
     >>> thinned([1.0, 3.0, 5.0], 2)
@@ -144,11 +122,3 @@ def thinned(values: Sequence[float], most: int = CURVE_POINTS) -> list[list[floa
         mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
         points.append([start + len(part), float(f"{mean:.5g}") if math.isfinite(mean) else None])
     return points
-
-
-def _thinned_lrs(lrs: Mapping[int, Mapping[str, float]]) -> dict[str, list[list[float]]]:
-    """By hyperparameter: steps and the shared learning rate at them."""
-    steps = sorted(lrs)
-    chosen = steps[:: max(1, -(-len(steps) // CURVE_POINTS))]
-    names = lrs[chosen[0]] if chosen else {}
-    return {name: [[step, float(f"{lrs[step][name]:.5g}")] for step in chosen] for name in names}

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from research.ablation.rows import controller_start
+from hdet.lab.ablation import controller_start
 from research.ablation.summary import Case, Result
 from research.peers.base import load_package
 
 __all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_losses", "sign_of"]
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+Verdict = Literal["holds", "does not hold", "cannot be told", "not run"]
 
 VERDICT_RULE = (
     "Losses are compared by their differences seed by seed: a claim holds if the 95 % interval of the "
@@ -62,9 +62,11 @@ def error_text(half: float, digits: int = 4) -> str:
 def compare_losses(lower: Result, higher: Result) -> tuple[Verdict, str]:
     """Whether the first row ends lower than the second, and the numbers."""
     names = f"{lower.row.name} {lower.loss_text} against {higher.row.name} {higher.loss_text}"
+    if not (lower.runs and higher.runs):
+        return "not run", names
     seeds = sorted(lower.runs.keys() & higher.runs.keys())
-    if not seeds:
-        return "cannot be told", f"{names}: no seed has both"
+    if len(seeds) < 2:
+        return "cannot be told", f"{names}: {'one' if seeds else 'no'} seed has both"
     if lower.num_crashed and not higher.num_crashed:
         return "does not hold", names
     if higher.num_crashed and not lower.num_crashed:
@@ -81,52 +83,64 @@ def _verdict(sign: int) -> Verdict:
     return "holds" if sign > 0 else "does not hold" if sign < 0 else "cannot be told"
 
 
+_PARTS = (
+    ("2b", "HDET ends lower than plain training", "hdet", "grid"),
+    ("2c", "HDET with floor-matching ends lower than plain training", "hdet_floor", "grid"),
+    ("3a", "the warm start's noise adds", "hdet", "hdet_no_warm_start"),
+    ("3b", "the controller adds", "hdet", "hdet_no_controller"),
+    ("3c", "the spread adds to equal replicas with the same decay", "hdet", "equal"),
+    ("3d", "HDET adds to a plain run with the same decay", "hdet", "plain_decay"),
+    ("3e", "spread, noise and averaging add without a controller", "hdet_no_controller", "grid"),
+    ("3f", "HDET adds to a plain run from the same checkpoint", "hdet_checkpoint", "plain_checkpoint"),
+    ("3g", "the spread adds to equal replicas from it, same decay", "hdet_checkpoint", "equal_checkpoint"),
+    ("3h", "noise on the checkpoint adds", "hdet_checkpoint", "hdet_checkpoint_only"),
+)
+"""Number, claim, the row that is to end lower, and the row that it is compared with, at one learning rate."""
+_AT_BEST_ONLY = ("2b", "2c", "3e", "3g", "3h")
+
+
 def claims(case: Case) -> list[Claim]:
-    """The paper's four claims, in parts where they have some; none while there is no Low and High."""
+    """The paper's four claims, in parts where they have some; none while there is no best learning rate."""
     if case.chosen is None:
         return []
-    full = case.result("hdet", "high")
-    pairs = [
-        ("2a", "HDET ends lower than the conservative baseline", case.result("plain", "low")),
-        ("2b", "HDET ends lower than the best plain LR", case.result("grid", "best")),
-    ]
+    found = [_stability(case, "1a", "hdet"), _stability(case, "1b", "hdet_local")]
+    low, best = case.result("plain", "low"), case.result("grid", "best")
+    if case.chosen.breaks:
+        full = case.result("hdet", "high")
+        found += [
+            Claim("2a", "HDET ends lower than the conservative baseline", *compare_losses(full, low)),
+            Claim("2b", "HDET ends lower than the best plain LR", *compare_losses(full, best)),
+            *(_part(case, "high", "", *part) for part in _PARTS if part[0] not in _AT_BEST_ONLY),
+            _decay_order(case, full, "4"),
+        ]
+    full = case.result("hdet", "best")
     return [
-        _stability(case, "1a", full),
-        _stability(case, "1b", case.result("hdet_local", "high")),
-        *(Claim(number, text, *compare_losses(full, other)) for number, text, other in pairs),
-        *_parts(case, "high", ""),
-        *_parts(case, "best", "'"),
+        *found,
+        Claim("2a'", "HDET ends lower than the conservative baseline", *compare_losses(full, low)),
+        *(_part(case, "best", "'", *part) for part in _PARTS),
+        _decay_order(case, full, "4'"),
     ]
 
 
-def _parts(case: Case, at: str, mark: str) -> list[Claim]:
-    """What each part adds, all rows at one learning rate."""
-    full = case.result("hdet", at)
-    pairs = [
-        ("3a", "the warm start adds", "hdet_no_warm_start"),
-        ("3b", "the controller adds", "hdet_no_controller"),
-        ("3c", "HDET adds to what the controller's decay gives a plain run", "plain_decay"),
-    ]
-    if at == "best":
-        pairs.insert(0, ("2b", "HDET ends lower than plain training", "grid"))
-    return [
-        *(Claim(n + mark, text, *compare_losses(full, case.result(key, at))) for n, text, key in pairs),
-        _decay_order(case, full, "4" + mark),
-    ]
+def _part(case: Case, at: str, mark: str, number: str, text: str, lower: str, higher: str) -> Claim:
+    return Claim(number + mark, text, *compare_losses(case.result(lower, at), case.result(higher, at)))
 
 
-def _stability(case: Case, number: str, full: Result) -> Claim:
+def _stability(case: Case, number: str, key: str) -> Claim:
     assert case.chosen is not None
-    gradients = "local" if full.row.key == "hdet_local" else "shared"
+    full = case.result(key, "high")
+    gradients = "local" if key == "hdet_local" else "shared"
     text = f"HDET with {gradients} gradients trains stably where plain training diverges"
-    keys = ("grid", full.row.key, "plain_decay", "local_sgd", "warm_init")
+    keys = ("grid", key, "plain_decay", "local_sgd", "warm_init", "hdet_checkpoint", "plain_checkpoint")
     rows = [case.result(key, "high") for key in keys]
     why = f"at {case.chosen.high:g} crashed: " + ", ".join(
         f"{'plain' if r.row.key == 'grid' else r.row.name} {r.num_crashed}/{len(r.runs)}" for r in rows
     )
     if not case.chosen.breaks:
         return Claim(number, text, "cannot be told", f"no LR up to {case.chosen.high:g} breaks a plain run")
-    if not full.runs or 0 < 2 * full.num_crashed <= len(full.runs):
+    if not full.runs:
+        return Claim(number, text, "not run", why)
+    if len(full.runs) < 2 or 0 < 2 * full.num_crashed <= len(full.runs):
         return Claim(number, text, "cannot be told", why)
     return Claim(number, text, "does not hold" if full.num_crashed else "holds", why)
 
@@ -143,6 +157,8 @@ def _decay_order(case: Case, full: Result, number: str) -> Claim:
         for record in full.runs.values()
         if not record["crashed"]
     ]
+    if not full.runs:
+        return Claim(number, text, "not run", "-")
     groups = sorted({name for means in by_seed for name in means})
     if not {"transformer", "no_decay"} <= set(groups):
         why = "the task must have groups 'transformer' and 'no_decay'" if groups else "every run crashed"

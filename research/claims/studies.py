@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from research.ablation.rows import NOISE_SCALE, SPREAD, controller_start, sync_every
+from hdet.lab.ablation import NOISE_SCALE, SPREAD, controller_start, sync_every
 from research.compare.ledger import Record
 
 __all__ = ["EXPLORED", "FACTORS", "PRIOR_SEEDS", "STUDIES", "Explored", "exploration_name", "variants"]

@@ -10,7 +10,7 @@ import typer
 
 from hdet.errors import HdetError
 from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
-from hdet.lab.cli.screen import Exit, Screen, usage_errors
+from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
 from hdet.lab.pool import stop_on_signal
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ def ablate(
     task: TaskName = "feed",
     steps: Annotated[int | None, typer.Option(help="Steps of every run (default: the task's).")] = None,
     seeds: Seeds = 3,
+    decisive_seeds: Annotated[
+        int, typer.Option(help="Seeds of the rows that a verdict hangs on, if more than --seeds.")
+    ] = 0,
+    lrs: Annotated[
+        str, typer.Option(help="Learning rates of the grid, with commas (default: by rule).")
+    ] = "",
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     replicas: Annotated[int, typer.Option(help="Replicas of HDET, and batches per step of all rows.")] = 8,
     option: TaskOptions = None,
@@ -72,6 +78,8 @@ def ablate(
                     task_options=parse_options(option or []),
                     optimizer=optimizer,
                     seeds=seeds,
+                    decisive_seeds=decisive_seeds,
+                    lrs=numbers("--lrs", lrs),
                     steps=steps,
                     replicas=replicas,
                     folder=path,

@@ -1,10 +1,13 @@
 """What a user could do instead: every method under one interface, at the same budget."""
 
 from research.peers import (
+    alrao,
     averaging,
     finders,
     grid,
     hypergradient,
+    l4,
+    many_models,
     packages,
     pbt,
     pbt_ray,
@@ -21,9 +24,12 @@ _FAMILIES = (
     range_test,
     packages,
     hypergradient,
+    l4,
+    alrao,
     pbt,
     pbt_ray,
     averaging,
+    many_models,
     finders,
 )
 

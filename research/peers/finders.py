@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.optim.lr_scheduler import LambdaLR
+
+from hdet import LearningRate, VirtualEnsemble
 from hdet.auto import AutoLR
 from hdet.errors import NotFiniteError
 from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import evaluate, run
+from hdet.method.recipe import one_cycle
+from hdet.round_record import RoundRecord
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.with_torch import find_lr
 from research.peers.base import Diverged, Job, Method, Trained, descend
 from research.zoo.problem import Problem
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "nes_step"]
 
 
 def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
@@ -53,6 +60,64 @@ def _find(job: Job) -> Trained:
     return Trained(evaluate(job.task, model), found.lr[0], (found.low[0], found.high[0]))
 
 
+def nes_step(log_lr: float, losses: Sequence[float], multipliers: Sequence[float]) -> float:
+    r"""Move the log learning rate by its natural gradient (Wierstra et al. 2014, separable NES).
+
+    .. math:: \mu \leftarrow \mu + \sigma \sum_r u_r s_r, \qquad s_r = \log\rho_r / \sigma, \qquad
+        u_r = \frac{\max(0, \log(N/2 + 1) - \log k_r)}{\sum_{k=1}^N \max(0, \log(N/2 + 1) - \log k)}
+        - \frac1N
+
+    where replica r has rank :math:`k_r`, from one for the lowest loss. The replicas' fixed spread takes the
+    place of random samples, so that :math:`\sigma` cancels.
+
+    >>> round(nes_step(0.0, [2.0, 1.0], [0.5, 2.0]), 6) == round(math.log(2), 6)
+    True
+    """
+    count = len(losses)
+    order = sorted(range(count), key=lambda r: losses[r])
+    raw = [max(0.0, math.log(count / 2 + 1) - math.log(k)) for k in range(1, count + 1)]
+    utilities = [value / math.fsum(raw) - 1 / count for value in raw]
+    return log_lr + math.fsum(u * math.log(multipliers[r]) for u, r in zip(utilities, order, strict=True))
+
+
+class _Nes:
+    """Takes the records of the rounds, and moves the log of a factor on the plan."""
+
+    log_factor = 0.0
+
+    def write(self, record: RoundRecord) -> None:
+        scores = [math.inf if score is None else score for score in record.probes]
+        (multipliers,) = record.multipliers.values()
+        self.log_factor = nes_step(self.log_factor, scores, multipliers)
+
+
+def _nes(job: Job) -> Trained:
+    model = job.build_model()
+    optimizer = job.optimizer(model, job.start_lr)
+    nes, probe = _Nes(), job.task.probe_batch()
+    streams = [job.task.train_batches(seed=job.seed, replica=r) for r in range(job.num_replicas)]
+    ensemble = VirtualEnsemble(
+        model,
+        optimizer,
+        job.task.loss,
+        num_replicas=job.num_replicas,
+        vectorize=job.task.can_vectorize,
+        probe=lambda model: job.task.loss(model, probe),
+        scheduler=LambdaLR(optimizer, lambda step: one_cycle(step, job.steps) * math.exp(nes.log_factor)),
+        explore=[LearningRate(1 / 9, per_group=False)],
+        controller=None,
+        sync_every=25,
+        total_steps=job.steps,
+        records=nes,
+        seed=job.seed,
+    )
+    for _ in range(job.steps):
+        losses = ensemble.step(batches=[next(stream) for stream in streams])
+        if not losses.isfinite().any():
+            raise Diverged
+    return Trained(evaluate(job.task, model), job.start_lr * math.exp(nes.log_factor))
+
+
 def _method(name: str, description: str, **settings: Any) -> Method:
     return Method(
         name=name, description=description, run=partial(_run, find=False, **settings), least_steps=26
@@ -70,6 +135,12 @@ METHODS = (
         "hdet_log",
         "replicas spread by 1/9, a controller of the log LR on the plan; 10 % warmup, linear anneal",
         controller="log",
+    ),
+    Method(
+        name="hdet_nes",
+        description="replicas spread by 1/9, the log LR moved by natural evolution strategies on the probe; "
+        "10 % warmup, linear anneal",
+        run=_nes,
     ),
     Method(
         name="hdet_find",

@@ -16,12 +16,17 @@ from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import evaluate, run
 from hdet.method.recipe import one_cycle
 from research.peers import METHODS, packages
+from research.peers.alrao import Outputs, feature_rates, switch
 from research.peers.averaging import Outer
 from research.peers.base import Job, Method, Trained, descend
+from research.peers.finders import nes_step
 from research.peers.grid import lr_at, next_points
 from research.peers.hypergradient import Hypergradient
+from research.peers.l4 import L4
+from research.peers.many_models import Mixture, greedy_soup, mixture, uniform_soup
 from research.peers.members import Members
 from research.peers.pbt import exploits
+from research.peers.plain import triangular
 from research.peers.range_test import ramp, suggestion
 
 STEPS, REPLICAS = 60, 4
@@ -53,7 +58,7 @@ def test_a_method_lowers_the_loss_is_repeatable_and_takes_the_batches_of_its_ste
     before = evaluate(task, task.build_model(0))["loss"]
     CountingQuadratic.taken = 0
     outcome = train(name, task, lr, kind)
-    budget = STEPS * REPLICAS
+    budget = STEPS * REPLICAS * METHODS[name].cost
     if name == "hdet_find":  # several trials see the same batches
         assert 0.5 * budget < CountingQuadratic.taken <= budget + 4 * REPLICAS  # and a probe
     elif name != "best_of_sweep":
@@ -313,3 +318,108 @@ def test_the_grid_widens_to_an_inner_best_and_refines_it():
     assert {10, 11, 12} <= set(known)  # four per factor of ten on both sides of the best
     assert lr_at(max(known)) / lr_at(min(known)) >= 1e4
     assert next_points(dict.fromkeys(range(-20, 10, 2), math.inf), 1.0) == []  # it gives up in the end
+
+
+def test_cyclical_learning_rates_are_triangles():
+    # s = 4: up from a quarter to one in four steps, and down; torch's CyclicLR has the same rule.
+    by_hand = [0.25, 0.4375, 0.625, 0.8125, 1.0, 0.8125, 0.625, 0.4375, 0.25, 0.4375]
+    assert [triangular(t, half_cycle=4) for t in range(10)] == pytest.approx(by_hand)
+    optimizer = torch.optim.SGD([point(0.0)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.25, 1.0, step_size_up=4, cycle_momentum=False)
+    for t in range(20):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(triangular(t, half_cycle=4))
+        optimizer.step()
+        theirs.step()
+
+
+def test_l4_with_momentum():
+    x = point(1.0, 2.0)
+    l4 = L4([x], is_adam=False)
+    give(x, 2.0, 1.0)
+    l4.step(4.0)  # lowest 3, so 0.15 (4 - 2.7) / (4 + 1) = 0.039
+    assert l4.lr == pytest.approx(0.039)
+    assert x.tolist() == pytest.approx([1 - 0.078, 2 - 0.039])
+    give(x, 1.0, 0.0)
+    l4.step(2.0)  # lowest 2; g = (0.9 * 0.1 * (2, 1) + 0.1 * (1, 0)) / 0.19
+    g = [0.28 / 0.19, 0.09 / 0.19]
+    assert l4.lr == pytest.approx(0.15 * (2 - 1.8) / (g[0] ** 2 + g[1] ** 2))
+    assert x.tolist() == pytest.approx([0.922 - l4.lr * g[0], 1.961 - l4.lr * g[1]])
+    give(x, 1.0, 1.0)
+    before = l4.lr
+    l4.step(3.0)  # the lowest has grown by a thousandth
+    assert l4.lr != before
+    g = [(0.9 * 0.28 + 0.1) / 0.271, (0.9 * 0.09 + 0.1) / 0.271]
+    assert l4.lr == pytest.approx(0.15 * (3 - 0.9 * 2.002) / (g[0] ** 2 + g[1] ** 2))
+
+
+def test_l4_of_adam_takes_the_product_of_gradient_and_direction():
+    x = point(1.0, 1.0)
+    l4 = L4([x], is_adam=True)
+    give(x, 3.0, -4.0)
+    l4.step(2.0)  # the direction is the sign but for 1e-4; 0.15 (2 - 0.9 * 1.5) / (3 + 4)
+    assert l4.lr == pytest.approx(0.15 * 0.65 / 7, rel=1e-4)
+    assert x.tolist() == pytest.approx([1 - l4.lr, 1 + l4.lr], rel=1e-4)
+
+
+def test_the_switch_gives_weight_to_the_better_model():
+    weights = torch.tensor([[0.9999, 0.9999], [0.0001, 0.0001]], dtype=torch.float64) / 2
+    after = switch(weights, torch.tensor([0.0, math.log(3)], dtype=torch.float64), 1)
+    # By hand: p = (1, 1/3), pi = 1/2; w^a p = .9999 (1/2, 1/6), their pool .9999 / 3.
+    pool = 0.9999 / 3
+    a = [0.9999 / 4 + 0.9999 * pool / 2, 0.9999 / 12 + 0.9999 * pool / 2]
+    b = [0.0001 / 2 + 0.0001 * pool / 2, 0.0001 / 6 + 0.0001 * pool / 2]
+    total = sum(a) + sum(b)
+    assert after.tolist() == [pytest.approx([v / total for v in a]), pytest.approx([v / total for v in b])]
+
+
+def test_every_feature_has_a_learning_rate_of_its_own():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2), nn.LayerNorm(2))
+    rates = feature_rates(model, torch.Generator().manual_seed(0))
+    table, matrix, bias, scale, shift = model.parameters()
+    assert [tuple(rates[p].shape) for p in (table, matrix, bias)] == [(1, 3), (2, 1), (2,)]
+    assert rates[matrix].flatten().tolist() == rates[bias].tolist()  # those of one unit
+    assert rates[scale].tolist() == rates[shift].tolist() != rates[bias].tolist()
+    assert all(1e-5 <= rate <= 10 for each in rates.values() for rate in each.flatten().tolist())
+    logs = feature_rates(nn.Linear(1, 4000), torch.Generator().manual_seed(0)).popitem()[1].log10()
+    assert (logs.mean().item(), logs.std().item()) == pytest.approx((-2, 6 / math.sqrt(12)), abs=0.1)
+
+
+def test_predictions_are_mixed_by_their_probabilities():
+    third = torch.tensor([0.25, 0.75])
+    digits, feed = load_task("digits"), load_task("feed")
+    outputs = [torch.tensor([[0.0, math.log(3)]]), torch.tensor([[0.0, 0.0]])]  # (1/4, 3/4) and (1/2, 1/2)
+    assert mixture(digits, outputs, third).exp().tolist() == [pytest.approx([0.4375, 0.5625])]
+    odds = [torch.tensor([math.log(3)]), torch.tensor([0.0])]  # 3/4 and 1/2
+    assert mixture(feed, odds, third).sigmoid().tolist() == pytest.approx([0.5625])
+    assert mixture(Quadratic(size=2), odds, third).tolist() == pytest.approx([math.log(3) / 4])
+    layer = nn.Linear(2, 3)
+    both = Mixture(digits, [layer, layer])
+    features = torch.randn(4, 2)
+    torch.testing.assert_close(both(features), layer(features).log_softmax(dim=-1))
+    outputs = Outputs(layer, digits)
+    torch.testing.assert_close(outputs(features).exp().sum(dim=-1), torch.ones(4))
+
+
+def test_a_greedy_soup_leaves_out_what_makes_it_worse():
+    task = Quadratic(size=2, condition=1.0)
+
+    def at(*values):
+        model = task.build_model(0)
+        with torch.no_grad():
+            next(model.parameters()).copy_(torch.tensor(values))
+        return model
+
+    models = [at(3.0, 0.0), at(1.0, 1.0), at(-1.0, 0.0)]
+    (mean,) = uniform_soup(models).parameters()
+    assert mean.tolist() == pytest.approx([1.0, 1 / 3])
+    # The best is (-1, 0); with (1, 1) the mean is (0, .5), which is better, and with (3, 0) too it is worse.
+    (soup,) = greedy_soup(models, task).parameters()
+    assert soup.tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_natural_evolution_moves_the_log_learning_rate():
+    # Ranks of four replicas: log 3 - log k, so 1.0986, 0.4055, 0, 0, over their sum, minus a quarter.
+    utilities = [1.0986 / 1.5041 - 0.25, 0.4055 / 1.5041 - 0.25, -0.25, -0.25]
+    multipliers = [0.5, 0.8, 1.25, 2.0]
+    by_hand = sum(u * math.log(m) for u, m in zip(utilities, [2.0, 1.25, 0.5, 0.8], strict=True))
+    assert nes_step(0.1, [3.0, math.inf, 2.0, 1.0], multipliers) == pytest.approx(0.1 + by_hand, abs=1e-4)

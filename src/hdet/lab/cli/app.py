@@ -16,6 +16,7 @@ import typer
 
 import hdet
 from hdet.checks import require_number
+from hdet.lab.cli.ablate_command import ablate
 from hdet.lab.cli.options import Device, Jobs, Json, Live, Quiet, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
 from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
@@ -33,6 +34,7 @@ _PANELS = {
         "controller",
         "controller_start",
         "temperature",
+        "floor",
         "noise_scale",
         "per_group",
         "gradients",
@@ -270,7 +272,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (run, resume, sweep, report, doctor, plan):
+for command in (run, resume, sweep, ablate, report, doctor, plan):
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(command)
 

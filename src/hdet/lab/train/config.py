@@ -86,6 +86,8 @@ class RunConfig:
     """paper or log: the replicas move the LR (auto-LR). guard: go back after a collapse. none."""
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
+    floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
+    """Share of the peak that its decay aims at with paper; the paper's own run ends at 0.22."""
     temperature: float | None = None
     """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True

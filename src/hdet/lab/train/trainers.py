@@ -182,8 +182,9 @@ def _settings(
     names = ("warmup", "anneal", "anneal_to", "average_tail", "sync_every")
     recipe = Recipe(total_steps=config.steps, **{name: getattr(config, name) for name in names})
     settings = settings_of(recipe, optimizer, found) | {"seed": config.seed}
-    # The paper's controller needs a floor; OneCycleLR's is 250 000 times below the peak, which may be found.
-    floor = [peak_rate(group) / (25 * 1e4) for group in optimizer.param_groups]
+    # The paper's controller needs a floor below the peak, which may be found. The division keeps the digits
+    # of runs that were made when the floor was always 250 000 times below it.
+    floor = [peak_rate(group) / (1 / config.floor) for group in optimizer.param_groups]
     per_group = config.per_group
     explore: list[Hyperparameter] = [hdet.LearningRate(config.spread, per_group=per_group, floor=floor)]
     for name, spread in config.explore.items():

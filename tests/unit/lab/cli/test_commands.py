@@ -384,7 +384,27 @@ def test_plan_takes_a_model_without_building_it(hdet, tmp_path):
     assert "model must name a function" in err
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "sweep", "report", "doctor", "plan"])
+def test_ablate_prints_table_1_and_writes_a_page(hdet, tmp_path):
+    quick = ["--task", "quadratic", "--steps", "60", "--replicas", "2", "--jobs", "1", "--lr", "0.3"]
+    out, err = hdet("ablate", *quick, "--json")
+    data = json.loads(out)
+    assert len(data["rows"]) == 8
+    assert data["rows"][0]["lr"] == pytest.approx(0.3 / 9)
+    assert "Baseline-Low" in err
+    assert "report: runs/ablate-quadratic/ablation.html" in err
+    assert {p.name for p in (tmp_path / "runs/ablate-quadratic").iterdir()} == {
+        "ablation.html",
+        "ablation.json",
+    }
+    for arguments, message in (
+        (["--steps", "20"], "steps must be an integer of at least 50"),
+        (["--optimizer", "adagrad"], "optimizer must be one of"),
+    ):
+        _, err = hdet("ablate", *quick, *arguments, expect=2)
+        assert message in err
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "sweep", "ablate", "report", "doctor", "plan"])
 def test_help_teaches(command, hdet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out, _ = hdet(command, "--help")

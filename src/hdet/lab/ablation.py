@@ -1,0 +1,285 @@
+"""Ablation: the rows of the paper's Table 1, a run of each, and its figures 2 and 3 on one page."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hdet.errors import AllReplicasFailedError
+from hdet.lab.pool import Pool, interruptible
+from hdet.lab.tasks.task import Task, load_task
+from hdet.lab.train.config import RunConfig
+from hdet.lab.train.runner import evaluate
+from hdet.lab.train.trainers import Trainer
+from hdet.method.controller import first_controlled_sync, floor_matching, num_controlled_rounds
+from hdet.method.fan_out import derived_seed
+from hdet.method.recipe import one_cycle
+from hdet.round_record import is_learning_rate
+
+SPREAD = 1 / 9
+NOISE_SCALE = 0.01
+LOW_FACTOR = 9
+"""The high learning rate of the paper's Table 1 over the low one."""
+WARMUP = 0.1
+RESIDUAL = 0.22
+"""Where the learning rate ends over its peak: near .0002 of .0009 in the paper's figure 3."""
+FLOOR = 1 / (25 * 1e4)
+"""The same by OneCycleLR, which the paper says that eq. 8 aims at."""
+_CHECKPOINT_SEED = 1000
+_CURVE_POINTS = 100
+
+
+def sync_every(steps: int) -> int:
+    """T, scaled to the length of the run: the paper's 1000 for a run of hours.
+
+    >>> sync_every(300), sync_every(5000)
+    (5, 50)
+    """
+    return max(5, steps // 100)
+
+
+def controller_start(steps: int) -> int:
+    """The step from which the controller acts: a fifth of the run.
+
+    >>> controller_start(300)
+    60
+    """
+    return round(0.2 * steps)
+
+
+def taken_over(steps: int) -> float:
+    """Factor on the peak that the controller begins with: that of the last step before its first sync."""
+    return one_cycle(first_controlled_sync(controller_start(steps), sync_every(steps)) - 1, steps)
+
+
+def decay_shape(step: int, *, steps: int, end: float = RESIDUAL) -> float:
+    r"""Factor on the peak where the controller's decay acts and its signal does not (eq. 7 with v = 0).
+
+    .. math:: c(t) = c(t_0 - 1)\,(1-\gamma)^{1 + \lfloor (t-t_0)/T \rfloor}, \qquad t \ge t_0
+
+    Before :math:`t_0`, the first sync that the controller acts at, it is the plan: warmup and linear anneal.
+    ``end`` is the factor of the last step.
+
+    >>> decay_shape(10, steps=100), round(decay_shape(99, steps=100), 6)
+    (1.0, 0.22)
+    """
+    start, interval = controller_start(steps), sync_every(steps)
+    first = first_controlled_sync(start, interval)
+    if step < first:
+        return one_cycle(step, steps)
+    gamma = floor_matching(taken_over(steps), end, num_controlled_rounds(start, interval, steps))
+    return taken_over(steps) * (1 - gamma) ** (1 + (step - first) // interval)
+
+
+def replica_settings(steps: int, **changes: Any) -> dict[str, Any]:
+    """Settings of RunConfig for equal replicas that average every T; they add up to plain training.
+
+    ``checkpoint``, which RunConfig does not have, starts from a trained model; see :func:`train`.
+    """
+    equal = {"spread": 0.0, "controller": "none", "noise_scale": 0.0, "sync_every": sync_every(steps)}
+    return {**equal, "per_group": True, **changes}
+
+
+def method_settings(steps: int, *, end: float | None = RESIDUAL, **changes: Any) -> dict[str, Any]:
+    """Settings for the whole method, and what differs from it; losses are the replicas' own, as in the paper.
+
+    Args:
+        steps: length of the run.
+        end: where the controller's decay ends, over the peak; None without a controller.
+        changes: other settings.
+    """
+    settings: dict[str, Any] = {"spread": SPREAD, "noise_scale": NOISE_SCALE}
+    if end is not None:
+        settings |= {"controller": "paper", "controller_start": controller_start(steps), "floor": end}
+    return replica_settings(steps, **settings | changes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    name: str
+    description: str
+    paper: str
+    """Training loss in the paper's Table 1; empty for a row that it leaves out."""
+    settings: Callable[[int], dict[str, Any]]
+    """By the number of steps."""
+    share: float = 1.0
+    """Of the learning rate that is given."""
+
+
+_WARM: dict[str, Any] = {"checkpoint": 1 / LOW_FACTOR}
+_warm_init = partial(method_settings, end=None, spread=0.0, **_WARM)
+_no_controller = partial(method_settings, end=None, **_WARM)
+_cold = partial(method_settings, noise_scale=0.0)
+_full = partial(method_settings, **_WARM)
+_plain_warm = partial(replica_settings, **_WARM)
+_equal = partial(method_settings, spread=0.0, **_WARM)
+
+TABLE_1 = (
+    Row("Baseline-Low", "plain, at a ninth of the learning rate", "3.294", replica_settings, 1 / LOW_FACTOR),
+    Row("Baseline-High", "plain", "4.169 †", replica_settings),
+    Row(
+        "Warm-Init",
+        "from a checkpoint with noise, averaged at the end only",
+        "4.674 †",
+        lambda steps: _warm_init(steps, sync_every=steps),
+    ),
+    Row("HDET without controller", "spread, from a checkpoint with noise", "3.280", _no_controller),
+    Row("HDET without warm start", "spread and controller, from new weights", "3.281", _cold),
+    Row("HDET (full)", "spread and controller, from a checkpoint with noise", "3.277", _full),
+    Row("Plain from the checkpoint", "no spread, no noise, no controller", "", _plain_warm),
+    Row("Equal replicas, same decay", "HDET (full) with a spread of zero", "", _equal),
+)
+"""The paper's six, and the two that tell what of them is due to the checkpoint and to the decay."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What became of one run."""
+
+    final_loss: float
+    """Held-out loss of the averaged model; NaN if it was lost."""
+    untrained_loss: float
+    losses: list[float]
+    """Mean training loss of the replicas, by step."""
+    lrs: dict[str, list[list[float]]]
+    """Steps and the shared learning rate at them, by hyperparameter."""
+    seconds: float
+
+    @property
+    def is_crash(self) -> bool:
+        """Tell whether it ended without a loss, or above that of the untrained model."""
+        return not self.final_loss <= self.untrained_loss
+
+
+def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> Training:
+    """Train one row of an ablation.
+
+    Args:
+        task: what to train on.
+        base: fields of RunConfig that all rows share: task, lr, steps, replicas, optimizer, seed.
+        settings: those that make the row. ``checkpoint`` starts it from the weights of a plain run of another
+            seed at this share of the learning rate, as long as the row itself.
+    """
+    settings = dict(settings)
+    share = settings.pop("checkpoint", 0.0)
+    config = RunConfig(**{**base, "find": False, "probe": False, "warmup": WARMUP, **settings})
+    start, untrained = time.monotonic(), evaluate(task, task.build_model(config.seed))["loss"]
+    losses: list[float] = []
+    lrs: dict[str, list[list[float]]] = {}
+    final = math.nan
+    # One attention kernel for all rows: replicas that run at once have no other, and at a learning rate that
+    # makes logits huge it stays finite where others do not.
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(derived_seed(config.seed, "training"))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the controller has nothing to compare")  # its decay is the row
+            trainer = Trainer(_from_checkpoint(task, base, share), config, None, "cpu")
+        engine = trainer.engine
+        while engine.num_steps < config.steps:
+            if engine.num_steps % max(1, -(-config.steps // _CURVE_POINTS)) == 0:
+                for name, value in engine.base.items():
+                    if is_learning_rate(name):
+                        lrs.setdefault(name, []).append([engine.num_steps + 1, float(f"{float(value):.5g}")])
+            try:
+                seen = trainer.step()
+            except AllReplicasFailedError:
+                break
+            finite = seen[seen.isfinite()]  # the engine leaves out a replica that is lost
+            losses.append(finite.mean().item() if len(finite) else math.nan)
+            if not len(finite):
+                break
+        else:
+            trainer.converge()
+            final = evaluate(task, trainer.model)["loss"]
+    return Training(final, untrained, losses, lrs, time.monotonic() - start)
+
+
+def _from_checkpoint(task: Task, base: Mapping[str, Any], share: float) -> Task:
+    """The task, whose model begins with the weights of a plain run; as it is where the share is zero."""
+    if not share:
+        return task
+    plain = {"lr": base["lr"] * share, "seed": base["seed"] + _CHECKPOINT_SEED, "find": False, "probe": False}
+    config = RunConfig(**{**base, **plain, "controller": "none", "warmup": WARMUP})
+    trained = _checkpoint(json.dumps(config.to_json(), sort_keys=True))
+    task = copy.copy(task)
+    object.__setattr__(task, "build_model", lambda seed: copy.deepcopy(trained))  # tasks may be frozen
+    return task
+
+
+@functools.lru_cache(maxsize=16)
+def _checkpoint(settings: str) -> nn.Module:
+    config = RunConfig.from_json(json.loads(settings))
+    trainer = Trainer(load_task(config.task, config.task_options), config, None, "cpu")
+    while trainer.engine.num_steps < config.steps:
+        trainer.step()
+    trainer.converge()
+    return trainer.model
+
+
+@dataclass
+class Result:
+    """A row and its runs, one per seed."""
+
+    row: Row
+    lr: float
+    runs: list[Training] = field(default_factory=list)
+
+    @property
+    def loss_text(self) -> str:
+        """Mean of the held-out losses, their deviation with several seeds, and a mark for crashes."""
+        finite = [run.final_loss for run in self.runs if math.isfinite(run.final_loss)]
+        spread = f" ± {statistics.stdev(finite):.4f}" if len(finite) > 1 else ""
+        mark = " †" if any(run.is_crash for run in self.runs) else ""
+        return f"{statistics.fmean(finite):.4f}{spread}{mark}" if finite else "†" if self.runs else "-"
+
+
+def ablate(
+    base: Mapping[str, Any],
+    *,
+    seeds: int = 1,
+    num_jobs: int = 0,
+    on_done: Callable[[int], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Result]:
+    """Train the rows of Table 1 with every seed; rows that were stopped have fewer runs.
+
+    Args:
+        base: fields of RunConfig: task, task_options, lr, steps, replicas, optimizer.
+        seeds: how many.
+        num_jobs: runs at a time; 0 for one per core.
+        on_done: called with the number of runs done.
+        should_stop: asked now and then.
+    """
+    results = [Result(row, base["lr"] * row.share) for row in TABLE_1]
+    # Rows with a checkpoint last: a worker trains one checkpoint for all of them.
+    order = sorted(results, key=lambda result: "checkpoint" in result.row.settings(base["steps"]))
+    places = [(result, seed) for seed in range(seeds) for result in order]
+    jobs = [
+        ({**base, "lr": result.lr, "seed": seed}, result.row.settings(base["steps"]))
+        for result, seed in places
+    ]
+    with Pool(num_jobs) as pool:
+        for done, (place, run) in enumerate(pool.run(_train_one, jobs, should_stop=should_stop), start=1):
+            places[place][0].runs.append(run)
+            on_done(done)
+    return results
+
+
+def _train_one(base: dict[str, Any], settings: dict[str, Any]) -> Training:
+    with interruptible():
+        return train(load_task(base["task"], base["task_options"]), base, settings)

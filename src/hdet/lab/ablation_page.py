@@ -1,0 +1,112 @@
+"""The page of an ablation: Table 1 and figures 2 and 3 of the paper, of runs of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hdet
+from hdet.lab.ablation import Result, decay_shape
+from hdet.lab.page.chart import Chart, line, series_color
+from hdet.lab.page.html_page import (
+    Cell,
+    PageCharts,
+    Section,
+    body_html,
+    build_page,
+    results_html,
+    sections_html,
+    sentence_html,
+)
+from hdet.method.recipe import one_cycle
+
+_SMOOTHED = 100  # points per line: means of the losses between them
+
+
+def build_ablation(results: Sequence[Result], base: Mapping[str, Any], out: str | Path) -> Path:
+    """Write the self-contained page of an ablation, and return its path.
+
+    Args:
+        results: the rows, with the runs that there are.
+        base: the settings that all rows share.
+        out: the file.
+
+    Raises:
+        HdetError: plotly, which draws the charts, is not installed.
+    """
+    return build_page(
+        out,
+        title="Ablation - hdet",
+        footer=f"Written by hdet {hdet.__version__}. The page is one file and loads nothing from elsewhere.",
+        body=lambda charts: _body(results, base, charts),
+    )
+
+
+def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts) -> str:
+    said = (
+        f"{base['task']}, {base['steps']} steps, {base['replicas']} replicas, {base['optimizer']}. Held-out "
+        "loss after the last step. † marks a crash: no finite loss, or one above the untrained model's. "
+        "The paper's column has its training losses, of another problem."
+    )
+    rows = [
+        [
+            Cell(result.row.name, result.row.name),
+            Cell(result.row.description, result.row.description),
+            Cell(f"{result.lr:.3g}", result.lr),
+            Cell(result.loss_text, result.loss_text),
+            Cell(result.row.paper or "-", result.row.paper),
+        ]
+        for result in results
+    ]
+    table = results_html(["row", "what it is", "LR", "held-out loss", "paper"], rows, label="Table 1")
+    section = Section("Table 1, and figures 2 and 3", [_losses(results), _rates(results, base)], before=table)
+    main = sections_html([section], charts, level=2, num_steps=base["steps"])
+    return body_html("The parts of the method", sentence_html(said, "sentence"), main)
+
+
+def _losses(results: Sequence[Result]) -> Chart:
+    """Figure 2: a line per row, of the first seed."""
+    traces = []
+    for place, result in enumerate(results):
+        losses = result.runs[0].losses if result.runs else []
+        block = max(1, -(-len(losses) // _SMOOTHED))
+        parts = [losses[start : start + block] for start in range(0, len(losses), block)]
+        steps = [start + len(part) for start, part in zip(range(0, len(losses), block), parts, strict=True)]
+        means = [math.fsum(part) / len(part) for part in parts]
+        traces.append(line(steps, means, result.row.name, series_color(place)))
+    return Chart(
+        title="Training loss (figure 2)",
+        caption="Mean of the replicas' losses, of the first seed, averaged over a hundredth of the run.",
+        traces=traces,
+        y_title="training loss",
+        height=420,
+        is_wide=True,
+        is_log=False,
+    )
+
+
+def _rates(results: Sequence[Result], base: Mapping[str, Any]) -> Chart:
+    """Figure 3: the plan, the controller's decay alone, and HDET (full) by parameter group."""
+    steps, lr = range(1, base["steps"] + 1), base["lr"]
+    plan = [lr * one_cycle(step - 1, base["steps"]) for step in steps]
+    decay = [lr * decay_shape(step - 1, steps=base["steps"]) for step in steps]
+    traces = [
+        line(list(steps), plan, "plan, no controller", "--series-1"),
+        line(list(steps), decay, "the controller's decay alone", ("--series-2", "dot")),
+    ]
+    full = next(result for result in results if result.row.name == "HDET (full)")
+    for place, (name, points) in enumerate(full.runs[0].lrs.items() if full.runs else (), start=2):
+        places, rates = zip(*points, strict=True)
+        traces.append(line(list(places), list(rates), name, (series_color(place)[0], "dash")))
+    return Chart(
+        title="Learning rates of the parameter groups (figure 3)",
+        caption="Dashed: the shared learning rate of each group in HDET (full), of the first seed. What "
+        "differs from the dotted line is due to the replicas' losses.",
+        traces=traces,
+        y_title="learning rate",
+        height=420,
+        is_wide=True,
+        is_log=False,
+    )

@@ -1,0 +1,85 @@
+"""The rows of the paper's Table 1: what each trains with, and what is shown of them."""
+
+import math
+
+import pytest
+
+from hdet.lab.ablation import (
+    FLOOR,
+    NOISE_SCALE,
+    RESIDUAL,
+    SPREAD,
+    TABLE_1,
+    Result,
+    Training,
+    ablate,
+    decay_shape,
+    method_settings,
+    replica_settings,
+    train,
+)
+from hdet.lab.ablation_page import build_ablation
+from hdet.lab.tasks.task import load_task
+
+BASE = {"task": "quadratic", "task_options": {"size": 8}, "lr": 0.3, "steps": 60, "replicas": 2}
+BASE |= {"optimizer": "sgd"}
+
+
+def test_the_rows_leave_out_one_part_each():
+    rows = {row.name: row.settings(500) for row in TABLE_1}
+    full = rows["HDET (full)"]
+    assert (full["spread"], full["noise_scale"], full["controller"]) == (SPREAD, NOISE_SCALE, "paper")
+    assert (full["floor"], full["controller_start"], full["sync_every"]) == (RESIDUAL, 100, 5)
+    differs = {
+        name: {key for key in full.keys() | settings if full.get(key) != settings.get(key)}
+        for name, settings in rows.items()
+    }
+    assert differs["HDET without controller"] == {"controller", "controller_start", "floor"}
+    assert differs["HDET without warm start"] == {"checkpoint", "noise_scale"}
+    assert differs["Equal replicas, same decay"] == {"spread"}
+    assert rows["Warm-Init"]["sync_every"] == 500
+    assert [row.share for row in TABLE_1][:2] == [1 / 9, 1.0]
+    assert sum(bool(row.paper) for row in TABLE_1) == 6
+
+
+def test_the_controllers_decay_ends_where_it_should():
+    assert [decay_shape(t, steps=100) for t in (0, 10)] == [pytest.approx(0.04), 1.0]
+    assert decay_shape(99, steps=100) == pytest.approx(0.22)
+    assert decay_shape(99, steps=100, end=FLOOR) == pytest.approx(4e-6)
+    # Sixteen rounds of five steps from 0.9 on: gamma = 1 - (0.22 / 0.9)^(1/16).
+    assert decay_shape(20, steps=100) == pytest.approx(0.9 * (0.22 / 0.9) ** (1 / 16), rel=0.02)
+
+
+def test_a_run_keeps_its_curves_and_repeats():
+    task, base = load_task("quadratic", {"size": 8}), BASE | {"seed": 0}
+    first, again = (train(task, base, method_settings(60)) for _ in range(2))
+    assert (first.final_loss, first.losses, first.lrs) == (again.final_loss, again.losses, again.lrs)
+    assert (len(first.losses), list(first.lrs)) == (60, ["lr"])
+    assert first.lrs["lr"][0] == [1, 0.012]
+    assert first.final_loss < first.untrained_loss
+    plain = train(task, base, replica_settings(60))
+    assert plain.final_loss != first.final_loss
+    lost = train(task, base | {"lr": 1e9}, replica_settings(60))
+    assert lost.is_crash
+
+
+def test_all_rows_train_and_make_a_page(tmp_path):
+    counts = []
+    results = ablate(BASE, seeds=1, num_jobs=1, on_done=counts.append)
+    assert counts == list(range(1, len(TABLE_1) + 1))
+    assert [result.row for result in results] == list(TABLE_1)
+    assert all(len(result.runs) == 1 and not result.runs[0].is_crash for result in results)
+    text = build_ablation(results, BASE, tmp_path / "page.html").read_text()
+    for words in ("Plain from the checkpoint", "figure 2", "figure 3", "4.674 †", results[0].loss_text):
+        assert words in text
+    build_ablation([Result(row, 0.1) for row in TABLE_1], BASE, tmp_path / "page.html")  # stopped before any
+
+
+def test_losses_as_text():
+    def result(*losses):
+        return Result(TABLE_1[0], 0.1, [Training(loss, 2.0, [], {}, 1.0) for loss in losses])
+
+    assert result(1.0).loss_text == "1.0000"
+    assert result(1.0, 2.0).loss_text == "1.5000 ± 0.7071"
+    assert result(1.0, 3.0).loss_text == "2.0000 ± 1.4142 †"
+    assert (result(math.nan).loss_text, result().loss_text) == ("†", "-")
