@@ -63,7 +63,7 @@ class RowOptimizer:
         self.fit(len(matrices[0]))
         for i, group in enumerate(self._optimizer.param_groups):
             hyper = {
-                **_columns(group, explored(i), matrices[i]),
+                **columns_of(group, explored(i), matrices[i]),
                 "step": self.num_updates,
                 "has_momentum": bool(group.get("momentum", 0)),
                 "nesterov": group.get("nesterov", False),
@@ -96,7 +96,7 @@ class RowOptimizer:
         self.num_updates = state["num_updates"]
 
 
-def _columns(group: dict[str, Any], explored: Mapping[str, Sequence[float]], matrix: Tensor) -> Hyper:
+def columns_of(group: dict[str, Any], explored: Mapping[str, Sequence[float]], matrix: Tensor) -> Hyper:
     """The hyperparameters of a group, each a number, or a column with one entry for each row."""
     names = ("lr", "weight_decay", "momentum", "dampening", "eps")
     held = {key: group[key] for key in names if key in group}

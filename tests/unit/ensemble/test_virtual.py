@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.replicas.row_optimizers import rule_for
+from hdet.replicas.row_optimizers import columns_of, rule_for
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,9 @@ def build(model: nn.Module, **settings: Any) -> hdet.VirtualEnsemble:
 def hyperparameters_of(ensemble: hdet.VirtualEnsemble) -> Any:
     """Of the first parameter group, as the next step uses them."""
     replicas = ensemble.replicas
-    return replicas.row_optimizer.hyperparameters_of(0, replicas.weights()[0], replicas.explored_in(0))
+    return columns_of(
+        ensemble.engine.optimizer.param_groups[0], replicas.explored_in(0), replicas.weights()[0]
+    )
 
 
 def test_the_model_holds_the_mean_after_a_sync() -> None:
