@@ -135,23 +135,23 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         (
             planned if total_steps is not None else None,
             total_steps,
-            "is of a run of %d steps, and this one has %d. A schedule that depends on the length jumps, or "
+            "the checkpoint is of a run of %d steps, and this one has %d. A schedule that depends on the length jumps, or "
             "ends at the old length",
         ),
         (
             state.get("sync_every"),
             sync_every,
-            "is of rounds of %d steps, and these have %d. Multipliers are drawn anew",
+            "the checkpoint is of rounds of %d steps, and these have %d. Multipliers are drawn anew",
         ),
         (
             num_replicas,
             parts.replicas.count,
-            "of %d replicas is loaded into %d, so multipliers are spread anew and losses of the round that "
+            "a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and losses of the round that "
             "was saved are dropped",
         ),
     ):
         if saved is not None and saved != here and parts.replicas.is_writer:
-            _log.warning(f"step %d: the checkpoint {text}", state["num_steps"], saved, here)
+            _log.warning(f"step %d: {text}", state["num_steps"], saved, here)
 
 
 def check_version(state: Any) -> None:
