@@ -129,7 +129,7 @@ def train_apart(folder: Path) -> None:
                 "evaluated": spy.evaluated,
                 "end": [w.tolist() for w in weights_of(trainer.model)],
                 "rounds": [
-                    (r.step, r.multipliers["lr"], r.converged, r.signal)
+                    (r.step, r.multipliers, r.converged, r.signal)
                     for r in records
                     if r.ends_round and r.search is None
                 ],

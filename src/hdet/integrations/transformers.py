@@ -149,10 +149,11 @@ class HdetCallback(TrainerCallback):
         self.auto.step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Join the losses of the ranks before a save. Ranks that differ are averaged, also to be evaluated."""
-        if self.auto is not None:
-            if control.should_save or (control.should_evaluate and self.auto.replicas.differ):
-                self.auto.converge()
+        """Join the ranks before a save, and before an evaluation if they differ."""
+        if self.auto is None:
+            return
+        if control.should_save or (control.should_evaluate and self.auto.replicas.differ):
+            self.auto.converge()
 
     on_epoch_end = on_step_end
 
