@@ -27,6 +27,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
 
+from tests.integrations.launch import run_ranks  # noqa: E402
 from tests.integrations.lightning_modules import (  # noqa: E402
     BATCH_SIZE,
     NUM_BATCHES,
@@ -297,6 +298,58 @@ def test_two_ranks_find_the_same_and_resume(tmp_path):
     first, again = ranks[0]
     assert first == again and first["found"][0] > 2e-4
     assert first["num_steps"] == 6 * NUM_BATCHES / 2
+
+
+def test_two_ranks_differ_within_a_round_and_converge(tmp_path):
+    ranks = run_ranks("tests/integrations/two_ranks.py", tmp_path, "--apart")
+    (mine, mine_again), (theirs, theirs_again) = ranks
+    assert mine["end"] == theirs["end"] == mine_again["end"] == theirs_again["end"]
+    ratios = [one / other for one, other in zip(mine["rates"], theirs["rates"], strict=True)]
+    assert [max(ratio, 1 / ratio) for ratio in ratios] == pytest.approx([1.25 / 0.75] * 60)
+    assert len({ratio > 1 for ratio in ratios}) == 2  # they change places
+    assert mine["found_lr"] == theirs["found_lr"] == mine_again["found_lr"] != 0.01  # the controller
+
+    pairs = [torch.tensor(pair) for pair in zip(mine["weights"], theirs["weights"], strict=True)]
+    apart = {step for step, (a, b) in enumerate(pairs, start=1) if not torch.equal(a, b)}
+    assert apart == {step for step in range(1, 61) if step % 8 and step != 60}
+    assert mine["validated"] == theirs["validated"]
+    assert {5, 10, 20} < {step for step, _ in mine["validated"]} and mine["validated"][0][0] == 0
+    for name, step in [("15", 15), ("45", 45), ("weights13", 13)]:
+        saved = torch.load(tmp_path / f"first/{name}.ckpt", weights_only=True)["state_dict"]
+        weights = torch.cat([saved[name].flatten() for name, _ in Net().named_parameters()])
+        assert torch.allclose(weights, pairs[step - 1].mean(0), atol=1e-7), name
+        assert not torch.equal(weights, pairs[step - 1][0])
+
+    rounds = {step: row for step, *row in mine["rounds"] if row[0]}
+    assert list(rounds) == [8, 16, 24, 32, 40, 48, 56, 60]
+    for step, (_, multipliers, has_converged, signal) in rounds.items():
+        assert sorted(multipliers) == [0.75, 1.25] and has_converged
+        assert ("lr" in signal) == (step != 60)  # of the last round, which is too short
+
+
+def test_a_run_without_a_search_has_the_learning_rate_of_the_optimizer(monkeypatch):
+    monkeypatch.setattr(integration, "find_lr", Mock(side_effect=AssertionError("searched")))
+    module, search = Net(lr=0.01), LearningRateSearch(search=False)
+    trainer_of(search, num_epochs=1, gradient_clip_val=9.0, gradient_clip_algorithm="value").fit(
+        module, loader()
+    )
+    assert search.found is None and search.auto.found_lr == {"lr": 0.01}
+
+    model = Net().net
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    auto = hdet.AutoLR(optimizer, total_steps=NUM_BATCHES, model=model)
+    for x, y in loader():
+        loss = mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+    assert_same(module.net, model)
+
+
+def test_a_wrong_spread_is_refused_before_a_search():
+    with pytest.raises(ValueError, match="spread must be a number in"):
+        LearningRateSearch(spread=1.2)
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):

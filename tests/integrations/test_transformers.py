@@ -22,7 +22,17 @@ pytest.importorskip("accelerate")
 from transformers import EarlyStoppingCallback, TrainerCallback, default_data_collator
 
 from hdet.integrations.transformers import HdetCallback
-from tests.integrations.trainer_runs import BATCH, STEPS, tiny_data, tiny_model, tiny_trainer, weights_of
+from hdet.method.recipe import Recipe
+from tests.integrations.launch import run_ranks
+from tests.integrations.trainer_runs import (
+    BATCH,
+    STEPS,
+    some_of,
+    tiny_data,
+    tiny_model,
+    tiny_trainer,
+    weights_of,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -305,6 +315,51 @@ def test_two_ranks_find_the_same_and_resume_bit_equal(tmp_path):
     assert first["losses"][-1] < first["losses"][0]
     step, seen = first["rounds"][1]  # what the guard looks at is what the Trainer logs
     assert np.mean(seen) == pytest.approx(np.mean(first["losses"][:step]), rel=1e-3)
+
+
+def test_two_ranks_differ_within_a_round_and_converge(tmp_path):
+    ranks = run_ranks("tests/integrations/trainer_runs.py", tmp_path, "--apart")
+    (mine, mine_again), (theirs, theirs_again) = ranks
+    assert mine["end"] == theirs["end"] == mine_again["end"] == theirs_again["end"]
+    ratios = [one / other for one, other in zip(mine["rates"], theirs["rates"], strict=True)]
+    assert [max(ratio, 1 / ratio) for ratio in ratios] == pytest.approx([1.25 / 0.75] * STEPS)
+    assert mine["found"] == theirs["found"] > 1e-4
+    moved = set(mine["found_lr"].values())
+    assert moved and mine["found"] not in moved  # by the controller
+    assert mine["found_lr"] == theirs["found_lr"] == mine_again["found_lr"]
+
+    pairs = [torch.tensor(pair) for pair in zip(mine["weights"], theirs["weights"], strict=True)]
+    apart = {step for step, (a, b) in enumerate(pairs, start=1) if not torch.equal(a, b)}
+    assert apart == {step for step in range(1, STEPS + 1) if step % 8 and step != STEPS}
+    assert mine["evaluated"] == theirs["evaluated"]
+    assert [step for step, _ in mine["evaluated"]] == [10, 20, 30, 40, 50, 60]
+    saved = torch.tensor(some_of(type(tiny_model()).from_pretrained(tmp_path / "checkpoint-35")))
+    assert torch.allclose(saved, pairs[34].mean(0), atol=1e-7) and not torch.equal(saved, pairs[34][0])
+
+    assert [step for step, *_ in mine["rounds"]] == [8, 16, 24, 32, 40, 48, 56, STEPS]
+    for step, multipliers, has_converged, signal in mine["rounds"]:
+        assert all(sorted(group) == [0.75, 1.25] for group in multipliers.values()) and has_converged
+        assert len(signal) == (0 if step == STEPS else len(multipliers))  # the last round is too short
+
+
+def test_a_training_without_a_search_has_the_learning_rate_of_its_arguments(tmp_path, monkeypatch):
+    monkeypatch.setattr("hdet.integrations.transformers.find_lr", None)
+    settings = {"learning_rate": 0.01, "warmup_steps": 5, "save_strategy": "steps", "save_steps": 35}
+    callback, spy = HdetCallback(search=False), Spy()
+    whole = tiny_trainer(tmp_path, callback, spy, **settings)
+    whole.train()
+    assert callback.found is None and set(callback.auto.found_lr.values()) == {0.01}
+    recipe = Recipe(total_steps=STEPS)
+    assert spy.rates == pytest.approx([0.01 * recipe.shape(step) for step in range(STEPS)])
+    again = HdetCallback(search=False)
+    resumed = tiny_trainer(tmp_path, again, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-35"))
+    assert equal(weights_of(whole.model), weights_of(resumed.model)) and again.found is None
+
+
+def test_a_wrong_spread_is_refused_before_a_search():
+    with pytest.raises(ValueError, match="spread must be a number in"):
+        HdetCallback(spread=1.2)
 
 
 @pytest.mark.parametrize(

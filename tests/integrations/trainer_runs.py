@@ -1,4 +1,7 @@
-"""Small Trainers for the tests, and the run that torchrun starts: python -m ... trainer_runs.py FOLDER."""
+"""Small Trainers for the tests, and the runs that torchrun starts: python -m ... trainer_runs.py FOLDER.
+
+With ``--apart`` the ranks' learning rates differ, and there are evaluations and a checkpoint within rounds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import hdet
 from hdet.integrations.transformers import HdetCallback
@@ -76,6 +79,65 @@ def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
+class Spy(TrainerCallback):
+    """Notes learning rate and weights of this rank: at steps before a save, and at evaluations."""
+
+    def __init__(self) -> None:
+        self.rates, self.weights, self.evaluated = [], [], []
+
+    def on_step_begin(self, args, state, control, *, optimizer, **_):
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def on_step_end(self, args, state, control, *, model, **_):
+        self.weights.append(some_of(model))
+
+    def on_evaluate(self, args, state, control, *, model, **_):
+        self.evaluated.append((state.global_step, some_of(model)))
+
+
+def some_of(model: torch.nn.Module) -> list[float]:
+    return torch.cat([w.flatten() for w in weights_of(model)])[::40].tolist()
+
+
+def train_apart(folder: Path) -> None:
+    """Train on ranks that differ, resume from within a round, and write what every rank has got."""
+    answers = []
+    for checkpoint in (None, str(folder / "checkpoint-35")):
+        spy, records = Spy(), hdet.Records()
+        callback = HdetCallback(spread=0.25, controller=hdet.Controller(), sync_every=8, records=records)
+        trainer = tiny_trainer(
+            folder,
+            spy,
+            callback,
+            model=tiny_model(dropout=0.1),
+            evaluates=True,
+            eval_strategy="steps",
+            eval_steps=10,
+            save_strategy="steps",
+            save_steps=35,
+            ddp_backend="gloo",
+            per_device_train_batch_size=4,
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert callback.auto is not None and callback.found is not None
+        answers.append(
+            {
+                "found": callback.found.lr[0],
+                "found_lr": callback.auto.found_lr,
+                "rates": spy.rates,
+                "weights": spy.weights,
+                "evaluated": spy.evaluated,
+                "end": [w.tolist() for w in weights_of(trainer.model)],
+                "rounds": [
+                    (r.step, r.multipliers, r.converged, r.signal)
+                    for r in records
+                    if r.ends_round and r.search is None
+                ],
+            }
+        )
+    (folder / f"rank{trainer.args.process_index}.json").write_text(json.dumps(answers))
+
+
 def main(folder: Path) -> None:
     """Train on these ranks, resume from the middle, and write what every rank has got."""
     settings = {
@@ -106,4 +168,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (train_apart if "--apart" in sys.argv else main)(Path(sys.argv[1]))

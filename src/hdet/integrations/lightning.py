@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
+from hdet.explore import LearningRate
+from hdet.method.controller import Controller
 from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
@@ -50,7 +52,11 @@ class LearningRateSearch(_Callback):
     ``ckpt_path`` does not search again.
 
     Args:
-        sync_every: steps between looks of the guard; None for a good number.
+        search: False to train with the learning rate that the optimizer has, without a search.
+        spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
+            are averaged every ``sync_every`` steps, before a validation, and before a checkpoint is saved.
+        controller: a :class:`hdet.Controller` that moves the learning rate, instead of the guard.
+        sync_every: steps per round, and between looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
 
     .. code-block:: python
@@ -59,12 +65,26 @@ class LearningRateSearch(_Callback):
         trainer.fit(module, loader)
     """
 
-    def __init__(self, *, sync_every: int | None = None, records: RecordSink | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        search: bool = True,
+        spread: float = 0.0,
+        controller: Controller | None = None,
+        sync_every: int | None = None,
+        records: RecordSink | None = None,
+    ) -> None:
         if _Callback is object:
             raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
-        self._sync_every = sync_every
-        self._records = records
+        LearningRate(spread)  # raises for a wrong one now, and not after the search
+        self._searches = search
+        self._settings: dict[str, Any] = {
+            "spread": spread,
+            "controller": controller,
+            "sync_every": sync_every,
+            "records": records,
+        }
         self._forget()
 
     # --- the beginning -------------------------------------------------------------------------------
@@ -86,7 +106,7 @@ class LearningRateSearch(_Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise for what cannot work, before anything has run."""
-        _check(trainer, pl_module)
+        _check(trainer, pl_module, searches=self._searches)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Search, unless a checkpoint was loaded."""
@@ -107,19 +127,27 @@ class LearningRateSearch(_Callback):
                     f"{trainer.global_step} without its state: load only the weights of this checkpoint, and "
                     "fit with a new Trainer, without ckpt_path"
                 )
-            self.found = _search(trainer, pl_module, int(total_steps))
+            if self._searches:
+                self.found = _search(trainer, pl_module, int(total_steps))
         self.auto = AutoLR(
             optimizer,
             total_steps=int(total_steps),
             model=trainer.strategy.model,
             found=self.found if self._saved is None else None,
-            sync_every=self._sync_every,
-            records=self._records,
+            **self._settings,
         )
         if self._saved is not None:
             self.auto.load_state_dict(self._saved["auto"])
         # Not trainer.global_step: it also counts steps that a gradient scaler has skipped.
         self._hook = optimizer.register_step_post_hook(self._optimizer_stepped)
+        if self.auto.replicas.differ:
+            weights_of = trainer.strategy.lightning_module_state_dict
+
+            def weights() -> dict[str, Any]:  # not in our state_dict: it is not asked with save_weights_only
+                self._converge()
+                return weights_of()
+
+            trainer.strategy.lightning_module_state_dict = weights
 
     # --- every batch ---------------------------------------------------------------------------------
 
@@ -149,6 +177,14 @@ class LearningRateSearch(_Callback):
     def _optimizer_stepped(self, *_: Any) -> None:
         self._has_stepped = True
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Average ranks that differ. Every rank comes here. Before training begins they are equal."""
+        self._converge()
+
+    def _converge(self) -> None:
+        if self.auto is not None and self.auto.replicas.differ and self._may_converge:
+            self.auto.converge()
+
     # --- the end -------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -166,6 +202,7 @@ class LearningRateSearch(_Callback):
         if stage == "fit" and self.auto is not None:
             self.auto.close()
             self._hook.remove()
+            vars(trainer.strategy).pop("lightning_module_state_dict", None)
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
@@ -185,7 +222,7 @@ class LearningRateSearch(_Callback):
             self.found = FoundLR(**state_dict["found"])
 
 
-def _check(trainer: Any, module: Any) -> None:
+def _check(trainer: Any, module: Any, *, searches: bool) -> None:
     """Raise for what cannot work, with the remedy."""
     strategies = importlib.import_module("lightning.pytorch.strategies")
     if not isinstance(trainer.strategy, strategies.SingleDeviceStrategy | strategies.DDPStrategy):
@@ -210,11 +247,11 @@ def _check(trainer: Any, module: Any) -> None:
             f"configure_optimizers must return only the optimizer, got a {name} too: leave it out, "
             "LearningRateSearch brings the schedule"
         )
-    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+    if searches and trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
         raise HdetError(
             "gradient_clip_algorithm must be 'norm', got 'value': the search can only clip by the norm"
         )
-    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+    if searches and "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise HdetError(
             "training_step must take a batch, got dataloader_iter: a trial then has no batches of its own. "
             "Write training_step(self, batch, batch_idx)"

@@ -14,7 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
+from hdet.explore import LearningRate
 from hdet.integrations.accelerate import undisturbed
+from hdet.method.controller import Controller
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.search.found import FoundLR
@@ -44,19 +46,40 @@ class HdetCallback(TrainerCallback):
     weights. A resumed training goes on bit for bit, without a search.
 
     Args:
+        search: False to train with ``learning_rate`` itself, without a search.
+        spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
+            are averaged every ``sync_every`` steps, before an evaluation, and before a checkpoint is saved.
+        controller: a :class:`hdet.Controller` that moves the learning rate, instead of the guard.
+        sync_every: steps per round, and between looks of the guard; None for a good number.
         loss: ``loss(model, inputs)``, a scalar tensor, for a Trainer with a loss of its own; None for the
             loss that the model returns. If it then returns none, tell the guard:
             ``callback.auto.observe(loss)``.
         records: takes a record of the search and of every round, such as ``hdet.Records("records.jsonl")``.
     """
 
-    def __init__(self, *, loss: Loss | None = None, records: RecordSink | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        search: bool = True,
+        spread: float = 0.0,
+        controller: Controller | None = None,
+        sync_every: int | None = None,
+        loss: Loss | None = None,
+        records: RecordSink | None = None,
+    ) -> None:
         if not TYPE_CHECKING and TrainerCallback is object:
             raise HdetError(f"HdetCallback needs transformers: {install_command('transformers')}")
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
+        LearningRate(spread)  # raises for a wrong one now, and not after the search
+        self._searches = search
+        self._settings: dict[str, Any] = {
+            "spread": spread,
+            "controller": controller,
+            "sync_every": sync_every,
+            "records": records,
+        }
         self._loss = loss
-        self._records = records
         self.found: FoundLR | None = None
         """Holds what the search has found; from the checkpoint after a resume."""
         self.auto: AutoLR | None = None
@@ -91,16 +114,17 @@ class HdetCallback(TrainerCallback):
                 f"the checkpoint of step {state.global_step} has no state of hdet: resume from one that was "
                 "saved with HdetCallback and save_only_model=False, or train without the callback"
             )
-        if saved is None:
+        self.found = None
+        if saved is not None:
+            self.found = None if saved["found"] is None else FoundLR(**saved["found"])
+        elif self._searches:
             self.found = self._search(args, state, model, bare, train_dataloader)
-        else:
-            self.found = FoundLR(**saved["found"])
         self.auto = AutoLR(
             bare,
             total_steps=state.max_steps,
             model=model,
             found=self.found if saved is None else None,
-            records=self._records,
+            **self._settings,
         )
         if saved is not None:
             self.auto.load_state_dict(saved["auto"])
@@ -125,8 +149,10 @@ class HdetCallback(TrainerCallback):
         self.auto.step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Join the losses of the ranks before a save."""
-        if control.should_save and self.auto is not None:
+        """Join the ranks before a save, and before an evaluation if they differ."""
+        if self.auto is None:
+            return
+        if control.should_save or (control.should_evaluate and self.auto.replicas.differ):
             self.auto.converge()
 
     on_epoch_end = on_step_end
@@ -189,8 +215,11 @@ class HdetCallback(TrainerCallback):
                 self._are_shares = inputs.get("num_items_in_batch") is not None
 
     def _state(self) -> dict[str, Any]:
-        assert self.auto is not None and self.found is not None
-        return {"auto": self.auto.state_dict(), "found": asdict(self.found)}
+        assert self.auto is not None
+        return {
+            "auto": self.auto.state_dict(),
+            "found": None if self.found is None else asdict(self.found),
+        }
 
     def _let_go(self) -> None:
         """Leave model, optimizer and scheduler as the Trainer made them. What was found stays readable."""
