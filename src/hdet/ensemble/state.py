@@ -135,8 +135,8 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         (
             planned if total_steps is not None else None,
             total_steps,
-            "the checkpoint is of a run of %d steps, and this one has %d. A schedule that depends on the length jumps, or "
-            "ends at the old length",
+            "the checkpoint is of a run of %d steps, and this one has %d. A schedule that depends on the "
+            "length jumps, or ends at the old length",
         ),
         (
             state.get("sync_every"),
@@ -146,8 +146,8 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         (
             num_replicas,
             parts.replicas.count,
-            "a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and losses of the round that "
-            "was saved are dropped",
+            "a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and losses of the "
+            "round that was saved are dropped",
         ),
     ):
         if saved is not None and saved != here and parts.replicas.is_writer:
