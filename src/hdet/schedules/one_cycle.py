@@ -40,7 +40,7 @@ class OneCycleAutoLR(OneCycleLR, Closing):
     Use it as one, passing the loss::
 
         scheduler = hdet.OneCycleAutoLR(optimizer, max_lr=9e-4, total_steps=total_steps,
-                                        ensemble_lr_spread_ratio=1/9, enable_auto_lr=True)
+                                        ensemble_lr_spread_ratio=1/9, model_sync_interval=100, model=model)
         ...
         optimizer.step()
         scheduler.step(loss)
