@@ -53,7 +53,7 @@ _PANELS = {
 }
 
 
-@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9)
+@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22)
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,

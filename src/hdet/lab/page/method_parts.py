@@ -30,7 +30,7 @@ def method_parts(run: Run) -> Iterator[tuple[str, str]]:
         for said in what_replicas_said(rounds):
             yield "replicas said", said.sentence
     else:
-        yield "fan-out", f"none: {replicas}, all alike"
+        yield "fan-out", f"none: {replicas}" + (", all alike" if run.num_replicas != 1 else "")
     yield from _steered(run)
     for name in names:
         if not is_learning_rate(name) and (bases := [r.base[name] for r in rounds if name in r.base]):

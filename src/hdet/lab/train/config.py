@@ -33,7 +33,7 @@ class RunConfig:
     """Settings of one training; plain values only, so that a folder can keep them as JSON.
 
     They are the options of ``hdet run``, and the first sentences under each are its help. The defaults are
-    those of :class:`hdet.AutoLR`. ``hdet run`` has them too, but for a spread of 1/9.
+    those of :class:`hdet.AutoLR`. ``hdet run`` has a spread of 1/9 and a floor of 0.22, as the paper has.
 
     >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
     >>> config.find, config.controller, config.average_tail
@@ -87,7 +87,7 @@ class RunConfig:
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
     floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
-    """Share of the peak that its decay aims at with paper; the paper's own run ends at 0.22."""
+    """Share of the peak that its decay aims at with paper."""
     temperature: float | None = None
     """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True
