@@ -54,9 +54,8 @@ def _share_of_time(run: Run) -> float | None:
 
 def _steered(run: Run) -> Iterator[tuple[str, str]]:
     if run.compares:
-        moved = run.records[-1].correction
-        ends = ", ".join(f"{name} at x{factor:.3g} of the plan" for name, factor in moved.items())
-        yield "auto-LR", f"ended with {ends}" if ends else "held the plan"
+        ends = ", ".join(f"{name} at {figure(base)}" for name, base in run.records[-1].base.items())
+        yield "auto-LR", f"ended with {ends}"
     elif run.config.get("controller") == "guard":
         times = count(run.num_brakes, "time")
         yield "guard", f"went back {times}" if run.num_brakes else "had nothing to do"

@@ -62,5 +62,5 @@ def test_a_run_of_equal_replicas_that_went_back():
 
 def test_a_controller_says_where_it_ended():
     spread = {"multipliers": {"lr": [0.9, 1.1]}, "losses": [1.0, None], "signal": {"lr": 0.1}}
-    records = [record(n, correction={"lr": 0.25}, **spread) for n in range(3)]
-    assert ("auto-LR", "ended with lr at x0.25 of the plan") in lines_of(records=records)
+    records = [record(n, base={"lr": 0.25}, **spread) for n in range(3)]
+    assert ("auto-LR", "ended with lr at 0.25") in lines_of(records=records)
