@@ -72,7 +72,8 @@ def test_terminal_and_page_name_the_same_learning_rate(hdet, tmp_path, controlle
     moves = [] if controller == "guard" else moves
     out, _ = hdet("run", *QUICK, "--controller", controller, *moves, "--out", "here")
     (told,) = [line.split()[2] for line in out.splitlines() if line.startswith("learning rate ")]
-    (shown,) = [tile[1] for tile in run_tiles(read_run(tmp_path / "here")) if tile[0] == "Learning rate"]
+    tiles = run_tiles(read_run(tmp_path / "here"))
+    (shown,) = [value for label, value, _ in tiles if label.startswith("Learning rate")]
     assert float(shown) == float(told)
 
 
