@@ -29,7 +29,7 @@ def equation8_end(steps: int) -> float:
     """Where eq. 8 ends, over the peak, if the sign of its logarithm is turned: a 400th of the start.
 
     >>> round(1 / equation8_end(1000))
-    447
+    449
     """
     return taken_over(steps) * 25 / 1e4
 

@@ -120,9 +120,9 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
             text=True,
             timeout=90,
         )
-        assert done.returncode == 1
-        assert "Timeout" in done.stderr
+        # Only the one that hangs counts: faulthandler may crash at a stack that still moves, as in an import.
         if "in _run_rank" in done.stderr:
+            assert done.returncode == 1 and "Timeout" in done.stderr
             return
     pytest.fail(f"it must say where it hung, but said: {done.stderr}")
 
