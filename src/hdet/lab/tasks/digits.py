@@ -42,6 +42,10 @@ class Digits(Task):
 
     def __post_init__(self) -> None:
         require_hinted(Digits, vars(self))
+        if self.batch_size > _NUM_TRAIN:
+            raise ValueError(
+                f"batch_size must be at most {_NUM_TRAIN}, the training set, got {self.batch_size}"
+            )
         images, labels = load_digits(return_X_y=True)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         pixels = torch.as_tensor(images, dtype=torch.float32)[order] / 16

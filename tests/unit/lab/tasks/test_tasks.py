@@ -144,6 +144,11 @@ def test_unknown_tasks_say_what_is_known(name, message):
         load_task(name)
 
 
+def test_a_batch_of_digits_is_no_larger_than_the_training_set():
+    with pytest.raises(ValueError, match="batch_size must be at most 1197, the training set, got 1198"):
+        load_task("digits", {"batch_size": 1198})
+
+
 def test_options_must_be_pairs():
     with pytest.raises(ValueError, match="--option must be NAME=VALUE, got 'width'"):
         parse_options(["width"])
