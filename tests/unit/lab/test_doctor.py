@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,10 +121,12 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
             text=True,
             timeout=90,
         )
-        # Only the one that hangs counts: faulthandler may crash at a stack that still moves, as in an import.
+        assert "Timeout" in done.stderr
         if "in _run_rank" in done.stderr:
-            assert done.returncode == 1 and "Timeout" in done.stderr
+            assert done.returncode == 1
             return
+        # Python's faulthandler may crash at a stack that still moves, as it does in an import.
+        assert done.returncode in (1, -signal.SIGSEGV)
     pytest.fail(f"it must say where it hung, but said: {done.stderr}")
 
 
