@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+import typer
 
 from hdet.lab.pool import Interrupted, stop_on_signal
 
@@ -72,6 +74,19 @@ def _send(folder: str, number: int) -> None:
 def is_launched() -> bool:
     """Tell whether :func:`launch` has started this rank. It reads the result, so codes are not needed."""
     return is_rank() and _PIDS in os.environ
+
+
+def leave(code: int) -> NoReturn:
+    """End this command with an exit code. A rank that :func:`launch` has started ends at once, with zero.
+
+    Such a rank has said and written all by now. Freed in the usual way, a gloo group whose other ranks are
+    gone can abort the process, and torchrun would take that for a failure of the run.
+    """
+    if is_launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    raise typer.Exit(code)
 
 
 def hears_signals() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import typer
 
-from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_launched, is_rank, launch
+from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_rank, launch, leave
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
 from hdet.lab.page import LivePage, Run, headline, read_run
 from hdet.lab.page.method_parts import method_parts
@@ -86,10 +86,10 @@ class RunCommand:
                     raise
                 screen.say("stopped while searching for the learning rate: nothing was trained")
                 screen.give({"status": "stopped", "steps": 0})
-                raise typer.Exit(Exit.OK if is_launched() else Exit.STOPPED) from None
+                leave(Exit.STOPPED)
         if self._is_main:
             _conclude(result, folder, screen)
-        raise typer.Exit(Exit.OK if is_launched() else Exit.of(result.status))
+        leave(Exit.of(result.status))
 
     def _announce(self) -> None:
         config, screen = self.config, self.screen
