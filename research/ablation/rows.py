@@ -79,7 +79,7 @@ def _rows(at: _At) -> list[Row]:
             description=description,
             at=at,
             is_in_paper=key in ("hdet", "hdet_no_controller", "hdet_no_warm_start"),
-            is_decisive=at == "best" and key in ("hdet", "equal"),
+            is_decisive=key in ("hdet", "equal"),
             settings=partial(method_settings, **changes),
         )
         for key, name, description, changes in replicas
@@ -98,7 +98,7 @@ def _rows(at: _At) -> list[Row]:
             name="Plain, same decay",
             description=f"exponential from the controller's start to {100 * RESIDUAL:g} %",
             at=at,
-            is_decisive=at == "best",
+            is_decisive=True,
             settings=lambda steps: {"decay_to": RESIDUAL},
         ),
     ]
@@ -106,7 +106,7 @@ def _rows(at: _At) -> list[Row]:
 
 ROWS = (
     Row(key="plain", name="Baseline-Low", description="plain", at="low", is_in_paper=True),
-    Row(key="grid", name="Baseline-High", description="plain", at="high", is_in_paper=True),
+    Row(key="grid", name="Baseline-High", description="plain", at="high", is_in_paper=True, is_decisive=True),
     Row(
         key="warm_init",
         name="Warm-Init",
@@ -121,6 +121,7 @@ ROWS = (
         name="Local SGD",
         description="own gradients, averaged every T; no spread",
         at="high",
+        is_decisive=True,
         settings=partial(replica_settings, gradients="local"),
     ),
     Row(
@@ -128,6 +129,7 @@ ROWS = (
         name="HDET (full), local gradients",
         description="as HDET (full), with the replicas' own gradients",
         at="high",
+        is_decisive=True,
         settings=partial(method_settings, gradients="local"),
     ),
     Row(

@@ -86,7 +86,7 @@ class Case:
     @property
     def title(self) -> str:
         """In one line."""
-        return case_title(self.facts, len(self.seeds))
+        return case_title(self.facts, len(self.seeds), *(len(result.runs) for result in self.results))
 
 
 @dataclass(frozen=True)

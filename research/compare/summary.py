@@ -133,15 +133,20 @@ def by_case(records: Sequence[Record]) -> list[list[Record]]:
     return list(groups.values())
 
 
-def case_title(facts: Mapping[str, Any], num_seeds: int) -> str:
-    """The fields of :data:`CASE` in one line.
+def case_title(facts: Mapping[str, Any], num_seeds: int, *more: int) -> str:
+    """The fields of :data:`CASE` in one line; ``more`` are numbers of seeds of single rows.
 
     >>> facts = {"task": "charlm", "task_options": {"width": 64}, "optimizer": "sgd"}
     >>> case_title(facts | {"steps": 9, "replicas": 8}, 1)
     'charlm, width=64, sgd: 9 steps, 8 replicas, 1 seed'
+    >>> case_title(facts | {"steps": 9, "replicas": 8}, 3, 3, 10)
+    'charlm, width=64, sgd: 9 steps, 8 replicas, 3 to 10 seeds'
     """
     options = "".join(f", {name}={value}" for name, value in facts["task_options"].items())
-    seeds = f"{num_seeds} seed{'s' * (num_seeds != 1)}"
+    most = max((num_seeds, *more))
+    seeds = (
+        f"{num_seeds} to {most} seeds" if most > num_seeds else f"{num_seeds} seed{'s' * (num_seeds != 1)}"
+    )
     return (
         f"{facts['task']}{options}, {facts['optimizer']}: {facts['steps']} steps, {facts['replicas']} "
         f"replicas, {seeds}"

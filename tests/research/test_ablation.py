@@ -380,15 +380,22 @@ def test_an_ablation_from_end_to_end_goes_on_where_it_was(tmp_path, made):
     assert ablate("quadratic", **SMALL, folder=tmp_path).cases == whole.cases
     assert read_ablation([tmp_path]).cases == whole.cases
     assert len(made) == count
-    decisive = SMALL | {"decisive_seeds": 3, "should_stop": lambda: len(made) >= count + 4}
+    decisive = SMALL | {"decisive_seeds": 3, "should_stop": lambda: len(made) >= count + 10}
     ablate("quadratic", **decisive, folder=tmp_path)
     assert [(spec["row"], spec["seed"]) for spec in made[count:]] == [
-        ("grid", 2),
+        ("grid", 2),  # at High
+        ("hdet", 2),
+        ("equal", 2),
+        ("plain_decay", 2),
+        ("local_sgd", 2),
+        ("hdet_local", 2),
+        ("grid", 2),  # at the best
         ("hdet", 2),
         ("equal", 2),
         ("plain_decay", 2),
     ]
     (case,) = read_ablation([tmp_path]).cases
+    assert case.title.endswith("2 to 3 seeds")
     assert (case.chosen, case.seeds) == (whole.cases[0].chosen, [0, 1])  # the grid is as it was
     assert len(case.result("grid", "best").runs) == len(case.result("equal", "best").runs) == 3
 
