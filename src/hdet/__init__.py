@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hdet.method.merges import LossWeightedMerge as LossWeightedMerge
     from hdet.method.merges import MeanMerge as MeanMerge
     from hdet.method.merges import OuterMerge as OuterMerge
+    from hdet.method.weight_decay import WeightDecayController as WeightDecayController
     from hdet.records import JsonlSink as JsonlSink
     from hdet.records import Records as Records
     from hdet.records import RoundRecord as RoundRecord
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from hdet.records import read_records as read_records
     from hdet.replicas import finite_mean_hook as finite_mean_hook
     from hdet.replicas import warm_start as warm_start
+    from hdet.replicas.probe import Probe as Probe
     from hdet.schedules import OneCycleAutoLR as OneCycleAutoLR
     from hdet.schedules import ReplayLR as ReplayLR
     from hdet.schedules import export_schedule as export_schedule

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
-from hdet.explore import Hyperparameter, LearningRate
+from hdet.explore import Hyperparameter, LearningRate, WeightDecay
 from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
+from hdet.method.weight_decay import START, WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.exchange import raising_together
-from hdet.replicas.optimizers import peak_rate, plain_optimizer, unchanged_on_error, unused_answer
+from hdet.replicas.optimizers import (
+    decay_per_step,
+    peak_rate,
+    plain_optimizer,
+    unchanged_on_error,
+    unused_answer,
+)
+from hdet.replicas.probe import AnyProbe
 from hdet.replicas.tensors import parameters_of
 from hdet.search.found import FoundLR
 
@@ -49,6 +58,21 @@ def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = No
     }
 
 
+def steering_decay(settings: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Give the settings that let held-out data move the weight decay, where no replica differs in it."""
+    explore: list[Hyperparameter] = []
+    for one in settings["explore"]:
+        if isinstance(one, WeightDecay):
+            if one.start == "auto":
+                for group in optimizer.param_groups:
+                    rate = peak_rate(group) * decay_per_step(optimizer, group) * settings["total_steps"]
+                    if group.get("weight_decay") and rate:
+                        group["weight_decay"] = START / rate
+            one = replace(one, spread=0.0, per_group=False, group_spreads=None, start=None)
+        explore.append(one)
+    return {"explore": explore, "controller": [settings["controller"], WeightDecayController()]}
+
+
 class AutoLR(Ensemble):
     """Train with the learning rate that :func:`hdet.find_lr` has found.
 
@@ -65,8 +89,9 @@ class AutoLR(Ensemble):
             optimizer has, or to load a checkpoint.
         spread: half-width of the replicas' learning rates around the schedule; 0 keeps replicas equal, and
             splits what hdet keeps of the parameters between them. The paper has 1/9.
-        explore: further hyperparameters in which replicas differ, such as ``hdet.WeightDecay()``.
-        probe: returns the loss on held-out data that replicas are compared by; see :class:`hdet.Ensemble`.
+        explore: further hyperparameters. ``hdet.WeightDecay()`` is moved by what held-out data says, which
+            needs a probe. In others replicas differ.
+        probe: held-out data, ``hdet.Probe(batches, loss)``; see also :class:`hdet.Ensemble`.
         controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
         sync_every: steps per round, and between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
@@ -101,7 +126,7 @@ class AutoLR(Ensemble):
         found: FoundLR | None = None,
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
-        probe: Callable[[], Tensor | float] | None = None,
+        probe: AnyProbe | None = None,
         controller: Controller | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
@@ -125,6 +150,8 @@ class AutoLR(Ensemble):
                 settings["explore"] = [LearningRate(spread), *explore]
                 if controller is not None:
                     settings["controller"] = controller
+                elif any(isinstance(h, WeightDecay) for h in explore):
+                    settings |= steering_decay(settings, plain)
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:

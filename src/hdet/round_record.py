@@ -72,6 +72,14 @@ class RoundRecord:
     """New base over the planned value."""
     limited: dict[str, str] = field(default_factory=dict)
     """Hyperparameters whose move was cut, with what has stopped it."""
+    held_out_loss: float | None = None
+    """Loss on the probe of the averaged weights, where the weight decay was steered by it; else None."""
+    gap: float | None = None
+    """Share of it that the training loss has not, over the last looks at the probe."""
+    slope: dict[str, float] = field(default_factory=dict)
+    """By how much the held-out loss rises for each e-fold by which decayed weights shrink."""
+    slope_error: dict[str, float] = field(default_factory=dict)
+    """Its standard error, by how far parts of the probe differ."""
     base: dict[str, float] = field(default_factory=dict)
     """Base after the sync, for the first step of the next round."""
     base_trace: dict[str, list[float]] = field(default_factory=dict)
@@ -142,9 +150,10 @@ def scalars(record: RoundRecord) -> dict[str, float]:
             found[f"{kind}/mean"] = math.fsum(seen) / len(seen)
         found |= _by_replica(kind, numbers)
     found |= _by_replica("weight", record.weights)
-    for kind in ("base", "signal", "velocity", "correction", "milliseconds"):
+    for kind in ("base", "signal", "slope", "velocity", "correction", "milliseconds"):
         found |= {f"{kind}/{name}": number for name, number in getattr(record, kind).items()}
     found["controller/temperature"] = record.temperature
+    found["held_out/loss"] = record.held_out_loss
     found["replicas/excluded"] = len(record.excluded)
     if record.num_nonfinite_losses:
         found["nonfinite/total"] = sum(record.num_nonfinite_losses)

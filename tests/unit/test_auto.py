@@ -113,7 +113,7 @@ def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:
         total_steps=40,
         model=model,
         spread=0.5,
-        explore=[hdet.WeightDecay(spread=0.25)],
+        explore=[hdet.Epsilon(spread=0.25)],
         probe=lambda: loss_of(net, batch(7, 7)),
         controller=hdet.Controller() if with_controller else None,
         sync_every=10,
@@ -122,7 +122,7 @@ def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:
     in_round = []
     for _ in range(4):
         train(auto, model, optimizer, rank, 9)
-        in_round.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+        in_round.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["eps"]))
         train(auto, model, optimizer, rank, 1)
     return in_round, [p.detach() for p in net.parameters()], list(records)
 
@@ -131,9 +131,9 @@ def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:
 def test_replicas_differ_and_converge_through_it(with_controller: bool):
     (mine, parameters, records), (theirs, others, _) = run_replicas(_that_differ, 2, with_controller)
     assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
-    for (lr, decay), (other_lr, other_decay) in zip(mine, theirs, strict=True):
+    for (lr, epsilon), (other_lr, other_epsilon) in zip(mine, theirs, strict=True):
         assert max(lr, other_lr) / min(lr, other_lr) == pytest.approx(3)
-        assert max(decay, other_decay) / min(decay, other_decay) == pytest.approx(5 / 3)
+        assert max(epsilon, other_epsilon) / min(epsilon, other_epsilon) == pytest.approx(1.25**2)
     assert all(len(record.probes) == 2 and record.converged for record in records)
     assert all(bool(record.signal) == with_controller for record in records)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_number
+from hdet.ensemble.decay_steering import DecaySteering, SeveralSteering
 from hdet.ensemble.merging import LocalMerge
 from hdet.ensemble.rounds import ParameterWatch, Rounds
 from hdet.ensemble.settings import Settings, check_objects
@@ -22,6 +23,7 @@ from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
+from hdet.method.weight_decay import WeightDecayController
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
 from hdet.replicas.gradients import require_local_gradients
@@ -32,6 +34,7 @@ from hdet.replicas.optimizers import (
     plain_model,
     plain_scheduler,
 )
+from hdet.replicas.probe import Probe as ScoredProbe
 from hdet.replicas.refusals import OPTIMIZERS, refuse
 from hdet.replicas.tensors import parameters_of
 
@@ -92,6 +95,8 @@ def build(
         if told["total_steps"] is None:
             told["total_steps"] = getattr(scheduler, "total_steps", None)
         settings = Settings(**told)
+        if isinstance(settings.probe, ScoredProbe) and model is None and not is_built:
+            raise ValueError("model must be given with an hdet.Probe, got None: it is what the probe scores")
         total_steps, is_local = settings.total_steps, settings.is_local
         if not is_built:
             if is_local:
@@ -104,9 +109,15 @@ def build(
         if (values.explores or is_local) and replicas.has_others:
             refuse("optimizer", layers, OPTIMIZERS, "differ")
         warn = WarnOnce(is_silent=not replicas.is_writer)
-        kinds = ((Guard, GuardSteering), (Controller, ComparingSteering), (object, Steering))
-        kind = next(kind for told_as, kind in kinds if isinstance(settings.controller, told_as))
-        steering = kind(settings, values, replicas, warn)
+        kinds = {Guard: GuardSteering, Controller: ComparingSteering, WeightDecayController: DecaySteering}
+        steerings = [
+            kinds[type(one)](replace(settings, controller=one), values, replicas, warn)
+            for one in settings.controllers
+        ]
+        steering = steerings[0] if len(steerings) == 1 else Steering(settings, values, replicas, warn)
+        if len(steerings) > 1:
+            steering = SeveralSteering(settings, values, replicas, warn)
+            steering.parts = steerings
         settings = replace(settings, moments=settings.moments_for(optimizer, values))
         steps = range(0) if total_steps is None else tail_steps(total_steps, settings.average_tail)
         tail = Tail(replicas, steps) if steps else None
@@ -122,12 +133,12 @@ def build(
     losses = LossTable(replicas.count)
 
     # A recipe that never diverges neither describes nor reassigns.
-    compares = isinstance(steering, ComparingSteering)
+    compares = any(isinstance(one, ComparingSteering) for one in steerings)
     phases: list[Phase] = [Probe(replicas)] if replicas.has_probe else []
     phases += [Measure(replicas, values, losses, converge), converge]
     if compares or is_traced:
         phases.append(Describe(values, reassign, is_traced))
-    if settings.controller is not None:
+    if steerings:
         phases.append(Steer(steering, tail))
     if compares or values.explores:
         phases.append(reassign)
@@ -157,5 +168,5 @@ def build(
             for tunable in values.learning_rates
         ],
         is_traced=is_traced,
-        has_rounds=settings.controller is not None or is_recorded or replicas.needs_syncs or is_local,
+        has_rounds=bool(steerings) or is_recorded or replicas.needs_syncs or is_local,
     )

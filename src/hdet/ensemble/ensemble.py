@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from hdet.ensemble import state
 from hdet.ensemble.construction import build
 from hdet.ensemble.rounds import NOTICES, StepCounter
+from hdet.ensemble.settings import AnyController
 from hdet.errors import HdetError
 from hdet.explore import Hyperparameter
-from hdet.method.controller import Controller
-from hdet.method.guard import Guard
 from hdet.method.merges import Merge
 from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.optimizers import claim, release
+from hdet.replicas.probe import AnyProbe
 from hdet.replicas.tensors import parameters_of
 from hdet.weak_hook import Closing
 
@@ -47,8 +47,9 @@ class Ensemble(Closing):
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
-        controller: moves the base at syncs, by comparing replicas (:class:`hdet.Controller`), or only where a
-            run collapses (:class:`hdet.Guard`); None leaves it to the schedule.
+        controller: moves the base at syncs, by comparing replicas (:class:`hdet.Controller`), only where a
+            run collapses (:class:`hdet.Guard`), or by held-out data (:class:`hdet.WeightDecayController`).
+            A list of several of these; None leaves the base to the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -71,9 +72,10 @@ class Ensemble(Closing):
             replicas end a round with different ones (gradients are local, a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
             Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
-        probe: returns the loss on one batch that is the same for every replica. It scores the replicas
-            instead of their training losses. It is called at each sync before converging, with gradients off
-            and ``model`` in evaluation mode. Where all replicas are equal it is not called.
+        probe: an :class:`hdet.Probe`, or a function that returns the loss on one batch that is the same for
+            every replica. It scores the replicas instead of their training losses. It is called at each sync
+            before converging, with gradients off and ``model`` in evaluation mode. Where all replicas are
+            equal it is not called, unless the weight decay is steered by it.
         patience: seconds that replicas wait for a missing one at a sync before they ask which it is. The log
             says it after about twice as long, and after ten times as long they raise.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
@@ -98,7 +100,7 @@ class Ensemble(Closing):
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
-        controller: Controller | Guard | None = None,
+        controller: AnyController | Sequence[AnyController] | None = None,
         total_steps: int | None = None,
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | Replicas | None = None,
         seed: int = 0,
@@ -108,7 +110,7 @@ class Ensemble(Closing):
         gradients: Literal["shared", "local"] = "shared",
         merge: Merge | None = None,
         moments: Literal["auto", "average", "keep", "reset"] = "auto",
-        probe: Callable[[], Tensor | float] | None = None,
+        probe: AnyProbe | None = None,
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
@@ -181,7 +183,10 @@ class Ensemble(Closing):
         """Tell in a few plain lines what was asked for, and where the run stands."""
         count = self.replicas.count
         lines = [f"{self._place}, {count} replica{'' if count == 1 else 's'}"]
-        for (name, found), (asked, *_) in zip(self.found_lr.items(), self._peaks, strict=True):
+        moves = [(name, p[0], lr) for (name, lr), p in zip(self.found_lr.items(), self._peaks, strict=True)]
+        others = [t for t in self._values.tunables if not t.is_scheduled and t.correction != 1]
+        moves += [(t.name, t.slots[0].scheduled, t.base) for t in others]
+        for name, asked, found in moves:
             moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
             lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
         return "\n".join(lines)
@@ -267,10 +272,9 @@ class Ensemble(Closing):
             self._parts.scheduler.step()
 
     def converge(self) -> None:
-        """Average the parameters now, within a round: before a save or an evaluation of your own.
+        """Average the parameters now, within a round: before a save or an evaluation of your own. Collective.
 
-        Collective. Multipliers and the controller are left as they are. Within the tail its mean is gathered
-        for the checkpoint, where replicas hold parts of it.
+        Multipliers and the controller stay. Within the tail its mean is gathered, where replicas hold parts.
         """
         self._require_open("converge()")
         self._converge()
@@ -285,8 +289,7 @@ class Ensemble(Closing):
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
 
-        Converges, and puts the mean of the tail in place. Collective. After the last step there is nothing
-        left to do but to let DistributedDataParallel share gradients again, if they were local.
+        Converges, and puts the mean of the tail in place. Collective. Gradients are shared again afterwards.
         """
         self._require_open("finish()")
         self._converge()
@@ -306,8 +309,8 @@ class Ensemble(Closing):
     def averaged(self) -> Iterator[None]:
         """Within the block the model holds the mean of the tail so far: for an evaluation before the end.
 
-        Converges first. Before the tail, and after its end, the block changes nothing more. It needs one more
-        copy of the parameters. Collective. Do not train or save within it.
+        Converges first. Elsewhere the block changes nothing more. It needs one more copy of the parameters.
+        Collective. Do not train or save within it.
         """
         self._require_open("averaged()")
         self._converge()
@@ -346,9 +349,8 @@ class Ensemble(Closing):
     def state_dict(self) -> dict[str, Any]:
         """Numbers and CPU tensors, the same on every replica; loads with ``weights_only=True``.
 
-        Call :meth:`converge` on every replica first: then one replica's checkpoint is everybody's, and
-        training resumes bit for bit. Not collective. It raises where the parameters are not finite, so that a
-        good checkpoint is not written over.
+        Call :meth:`converge` on every replica first: then one replica's checkpoint is everybody's, and the
+        run resumes bit for bit. Not collective. It raises where the parameters are not finite.
         """
         is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
         is_apart = self._has_rounds and self._is_apart and not is_new
@@ -361,10 +363,7 @@ class Ensemble(Closing):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint, also one of another number of replicas. Settings stay as built.
-
-        A state that does not fit is refused before anything changes.
-        """
+        """Load a checkpoint, also of another number of replicas. One that does not fit changes nothing."""
         self.check_state_dict(state_dict)
         state.load_plan(state_dict, self._parts)
         self._peaks = [list(peak) for peak in state_dict["peaks"]]

@@ -15,10 +15,13 @@ from hdet.method.controller import Controller
 from hdet.method.fan_out import DESIGNS
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.method.weight_decay import WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
 from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
 from hdet.replicas.tensors import has_coupled_decay
+
+AnyController = Controller | Guard | WeightDecayController
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Settings:
 
     explore: Sequence[Hyperparameter]
     sync_every: int
-    controller: Controller | Guard | None
+    controller: AnyController | Sequence[AnyController] | None
     total_steps: int | None
     seed: int
     bucket_mib: float
@@ -42,11 +45,16 @@ class Settings:
     def __post_init__(self) -> None:
         require_count("sync_every", self.sync_every)
         controller, records, probe = self.controller, self.records, self.probe
+        if isinstance(controller, Sequence):
+            object.__setattr__(self, "controller", tuple(controller))
         require_kind(
-            "controller must be an hdet.Controller, an hdet.Guard or None",
+            "controller must be an hdet.Controller, an hdet.Guard, a list of controllers, or None",
             controller,
-            controller is None or isinstance(controller, Controller | Guard),
+            all(isinstance(one, AnyController) for one in self.controllers),
         )
+        kinds = [type(one) for one in self.controllers]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"controller must name each kind once, got {list(self.controllers)}")
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps)
         require_count("seed", self.seed, at_least=0)
@@ -86,11 +94,18 @@ class Settings:
             raise ValueError(
                 "total_steps must be given for LateMerge, got None: it counts from the end of the run"
             )
-        if isinstance(self.controller, Guard) and (merge.has_state or merge.stays_apart):
+        has_guard = any(isinstance(one, Guard) for one in self.controllers)
+        if has_guard and (merge.has_state or merge.stays_apart):
             raise ValueError(
                 f"controller must not be an hdet.Guard with {name}: it would put weights back, but not what "
                 "the merge rule remembers. Leave the guard out, or use another rule"
             )
+
+    @property
+    def controllers(self) -> Sequence[AnyController]:
+        """Give all controllers, in the order in which they decide."""
+        told = self.controller
+        return told if isinstance(told, tuple) else () if told is None else (told,)  # pyright: ignore[reportReturnType]
 
     @property
     def is_local(self) -> bool:

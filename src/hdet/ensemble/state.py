@@ -105,7 +105,7 @@ def check_state(state: dict[str, Any], parts: Parts) -> None:
     for row in losses:
         check_numbers("state_dict losses", row, 3)
     check_schedule(parts.scheduler, state["scheduler"])
-    parts.steering.check_state(state["steering"])
+    parts.steering.check_state(parts.steering.own_state(state["steering"]))
     if (tail := state["tail"]) is not None:
         check_keys("state_dict tail", tail, ("mean", "num_taken", "first_step"))
         check_counts("state_dict tail", tail, ("num_taken", "first_step"))
@@ -124,7 +124,7 @@ def load_plan(state: dict[str, Any], parts: Parts) -> None:
 
 def load_progress(state: dict[str, Any], parts: Parts) -> None:
     """Load what the run has seen, once the ensemble stands at the step that was saved."""
-    parts.steering.load_state_dict(state["steering"])
+    parts.steering.load_state_dict(parts.steering.own_state(state["steering"]))
     if parts.tail is not None:
         parts.tail.load_state_dict(state["tail"])
     parts.converge.load_state_dict(state.get("merge"))

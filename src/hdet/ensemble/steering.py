@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +71,9 @@ class Steering:
     def sync(self, record: RoundRecord) -> None:
         """Decide at a sync, after replicas were measured and averaged, and tell the record."""
 
+    def weights_went_back(self) -> None:
+        """Take note that another controller has put earlier weights back at this sync."""
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors on the CPU and numbers, the same on every replica after converging."""
         return {"controller": self.controller}
@@ -86,6 +89,11 @@ class Steering:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. It is called after :meth:`begin`."""
+
+    def own_state(self, state: Any) -> Any:
+        """Pick this controller's part out of the state of a run that had several."""
+        parts = state.get("parts") if isinstance(state, Mapping) else None
+        return parts.get(self.controller, {"controller": "none"}) if isinstance(parts, Mapping) else state
 
 
 class ComparingSteering(Steering):

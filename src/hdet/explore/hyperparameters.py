@@ -227,13 +227,29 @@ class LearningRate(OptimizerField):
 
 @dataclass(frozen=True, eq=False)
 class WeightDecay(OptimizerField):
-    """Explore the weight decay; groups that have none (zero) are left alone."""
+    """Explore the weight decay; groups that have none (zero) are left alone.
+
+    In :class:`hdet.AutoLR` held-out data moves it, and replicas need not differ for that. Elsewhere replicas
+    differ by the spread.
+    """
 
     spread: float = 0.5
+    start: Literal["auto"] | None = None
+    """``"auto"`` begins at 5 / (learning rate x steps), a good value on data that repeats; for
+    :class:`hdet.AutoLR`. None begins at what the optimizer has."""
 
     name = "weight_decay"
     keys = (("weight_decay", None),)
     skips_zero = True
+
+    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
+        """One tunable per parameter group that decays, or a single one."""
+        if self.start is not None:
+            raise ValueError(
+                f"start must be None for an ensemble that does not know its length, got {self.start!r}: use "
+                "hdet.AutoLR, or set the weight decay in the optimizer"
+            )
+        return super().tunables(optimizer)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,6 +46,7 @@ class ExploredValues:
     """
 
     def __init__(self, explore: Sequence[Hyperparameter], optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
         self.tunables: list[Tunable] = [tunable for h in explore for tunable in h.tunables(optimizer)]
         names = [tunable.name for tunable in self.tunables]
         doubled = sorted({name for name in names if names.count(name) > 1})

@@ -25,6 +25,15 @@ from hdet.method.controller import (
 )
 from hdet.method.fan_out import assign, multiplier_at
 from hdet.method.recipe import tail_steps
+from hdet.method.weight_decay import (
+    SCALES,
+    DecayState,
+    WeightDecayController,
+    least_strength,
+    look_of,
+    may_look,
+    moved,
+)
 
 Array = Any  # a float, or anything with the arithmetic of one
 
@@ -50,6 +59,20 @@ class Round(NamedTuple):
     """The base of each group after the sync."""
 
 
+class HeldOutDecay(NamedTuple):
+    """Weight decay that held-out data moves; decoupled, as in AdamW."""
+
+    start: Sequence[float]
+    """Of every group; zero for a group that does not decay."""
+    peaks: Sequence[float]
+    """Of every group's learning rate."""
+    sizes: Sequence[int]
+    """Numbers in every group."""
+    probe: Callable[[list[Array]], Sequence[float]]
+    """Gives the losses of the parts of the held-out data."""
+    controller: WeightDecayController = WeightDecayController()
+
+
 class Trace(NamedTuple):
     """Everything a run did."""
 
@@ -57,6 +80,8 @@ class Trace(NamedTuple):
     rounds: list[Round]
     parameters: list[list[Array]]
     """``parameters[r][g]`` at the end."""
+    weight_decays: list[list[float]]
+    """Of each group after every round, where held-out data moves them; else zeros."""
 
 
 def train(
@@ -75,6 +100,7 @@ def train(
     assignment: str = "random",
     seed: int = 0,
     average_tail: float = 0.0,
+    decay_plan: HeldOutDecay | None = None,
 ) -> Trace:
     """Train ``num_replicas`` copies with the method and return the full trace.
 
@@ -93,6 +119,7 @@ def train(
         assignment: how replicas are placed in the spreads, see :func:`hdet.method.fan_out.assign`.
         seed: of the assignments.
         average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
+        decay_plan: weight decay that held-out data moves; None for that of the optimizer alone.
 
     Two replicas on the loss x^2 / 2, one a little faster than the plan and one a little slower:
 
@@ -113,6 +140,11 @@ def train(
     tail: list[list[Array]] = []
     steps: list[Step] = []
     rounds: list[Round] = []
+    weight_decays = [0.0 for _ in groups] if decay_plan is None else list(decay_plan.start)
+    decay_state: DecayState | None = None
+    first_strength = least = 0.0
+    since_look: list[float] = []
+    decays_after: list[list[float]] = []
 
     def base(group: int, step: int) -> float:
         state, planned = control[group], schedule(step)[group]
@@ -138,7 +170,8 @@ def train(
         shared = [sum(measured[r][1][g] for r in replicas) / num_replicas for g in groups]
         for r in replicas:
             for g in groups:
-                theta[r][g] = optimizer(theta[r][g], shared[g], slots[r][g], values[r][g])
+                decayed = theta[r][g] * (1 - values[r][g] * weight_decays[g])
+                theta[r][g] = optimizer(decayed, shared[g], slots[r][g], values[r][g])
         seen.append([loss for loss, _ in measured])
         if t in tail_steps(total_steps, average_tail):
             tail.append([sum(theta[r][g] for r in replicas) / num_replicas for g in groups])
@@ -182,12 +215,36 @@ def train(
                         **constants,
                     )
         velocities = [state.velocity if state else 0.0 for state in control]
+
+        # Weight decay: what more and less of it would have done, told by smaller and larger weights.
+        if decay_plan is not None:
+            plan, done, before = decay_plan, t / total_steps, (rounds[-1].step if rounds else 0) / total_steps
+            since_look += losses
+            if decay_state is None:
+                strengths = [w * p * n for w, p, n in zip(plan.start, plan.peaks, plan.sizes, strict=True)]
+                decaying = sum(n for w, n in zip(plan.start, plan.sizes, strict=True) if w)
+                decay_state = DecayState(sum(strengths) / decaying * total_steps)
+                first_strength, least = decay_state.strength, least_strength(decay_state.strength)
+            if plan.controller.is_due(done, before):
+                training_loss, since_look = sum(since_look) / len(since_look), []
+                if may_look(done):
+                    scaled = [
+                        [theta[0][g] * (scale if plan.start[g] else 1.0) for g in groups] for scale in SCALES
+                    ]
+                    look = look_of(*map(plan.probe, scaled))
+                    decay_state = moved(
+                        decay_state, look, training_loss=training_loss, share_done=done, least=least
+                    )
+                    weight_decays = [w * decay_state.strength / first_strength for w in plan.start]
+
         # Reassign: the next round draws its own permutations.
-        rounds.append(Round(t, losses, weights, signals, velocities, [base(g, t) for g in groups]))
+        bases = [base(g, t) for g in groups]
+        rounds.append(Round(t, losses, weights, signals, velocities, bases))
+        decays_after.append(weight_decays)
 
     if tail:
         theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]
-    return Trace(steps, rounds, theta)
+    return Trace(steps, rounds, theta, decays_after)
 
 
 def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:

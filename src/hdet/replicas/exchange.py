@@ -69,6 +69,21 @@ class Message(NamedTuple):
         return self._replace(loss_total=0.0, num_finite=0.0, num_nonfinite=0.0, is_finite=1.0, score=math.nan)
 
 
+def require_in_step(messages: Sequence[Message]) -> None:
+    """Raise where processes are not at the same step, or do not share the base."""
+    steps = [int(message.num_steps) for message in messages]
+    bases = [f"{int(message.base):012x}" for message in messages]
+    for must, seen in (
+        ("sync at the same step, got steps", steps),
+        ("share the same base values, got fingerprints", bases),
+    ):
+        if len(set(seen)) > 1:
+            raise ConfigurationMismatchError(
+                f"replicas must {must} {seen}: call step() on every replica for the same optimizer steps, "
+                "load the same checkpoint everywhere"
+            )
+
+
 def joined_checksum(checksums: Sequence[float]) -> float:
     """One checksum of several, of as many bits."""
     return float(sum(int(value) for value in checksums) % (2**48 - 59))

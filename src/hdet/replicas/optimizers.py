@@ -9,9 +9,23 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 from torch.optim.lr_scheduler import LRScheduler
 
+_ADAPTIVE = (ASGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop)
+"""They add weight decay to the gradient unless a group says otherwise."""
 _COPIES_ITS_GROUPS = "ZeroRedundancyOptimizer"
 """Before each step it copies its own groups into the optimizer that it holds: values are written to it."""
 
@@ -159,3 +173,24 @@ def unchanged_on_error(optimizer: Optimizer) -> Iterator[None]:
             if isinstance(lr, Tensor):
                 group["lr"] = lr.copy_(before["lr"])
         raise
+
+
+def decay_per_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
+    """Give the share of a weight that a step takes, over learning rate times weight decay.
+
+    It is one where weight decay acts on the weights themselves, as in AdamW. Momentum repeats a decay that is
+    added to the gradient. An adaptive optimizer that adds it to the gradient has no such number.
+    """
+    owners = [
+        one for one in getattr(optimizer, "optimizers", ()) if any(g is group for g in one.param_groups)
+    ]
+    owner = owners[0] if owners else optimizer
+    if isinstance(owner, SGD):
+        return 1 / (1 - float(group["momentum"]))
+    is_decoupled = group.get("decoupled_weight_decay", isinstance(owner, AdamW))
+    if isinstance(owner, _ADAPTIVE) and not is_decoupled:
+        raise ValueError(
+            "optimizer must take weight decay from the weights themselves for it to be explored, got "
+            f"{type(owner).__name__}, which adds it to the gradient and then scales both: use AdamW"
+        )
+    return 1.0

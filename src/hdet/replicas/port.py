@@ -143,6 +143,18 @@ class Replicas(Protocol):
         """
         ...
 
+    def losses_at(self, parameters: Sequence[Tensor], scales: Sequence[float]) -> list[list[float]]:
+        """Score the shared weights on the probe with these parameters multiplied by each of the scales.
+
+        They are put back bit for bit. A row for each scale has the losses of the parts of the probe. Call it
+        when replicas were averaged. Not collective, unless a replica is sharded.
+        """
+        ...
+
+    def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return these numbers of every process. Collective."""
+        ...
+
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Tell whether tensors laid out as :meth:`weights` are finite, in all of a replica."""
         ...

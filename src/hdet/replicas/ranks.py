@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,13 +16,21 @@ from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
 from hdet.explore.values import ExploredValues
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
-from hdet.replicas.exchange import Message, exchange, exchange_within, joined_checksum, require_same_settings
+from hdet.replicas.exchange import (
+    Message,
+    exchange,
+    exchange_within,
+    joined_checksum,
+    require_in_step,
+    require_same_settings,
+)
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Equality, Health, Verdict, heal
-from hdet.replicas.losses import LossMeter, LossSum, evaluating, number_of
+from hdet.replicas.losses import LossMeter, LossSum, evaluating
 from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
+from hdet.replicas.probe import AnyProbe, batch_statistics, losses_of, scaled
 from hdet.replicas.tensors import (
     Buffers,
     averaged_tensors,
@@ -56,7 +65,7 @@ class RankReplicas:
     """This replica's. The user steps it."""
     model: nn.Module | None
     """Adds its floating-point buffers and its other trainable parameters to what is averaged."""
-    probe: Callable[[], Tensor | float] | None = field(kw_only=True)
+    probe: AnyProbe | None = field(kw_only=True)
     """The loss of this replica on a batch that is the same for all."""
     bucket_mib: float = field(kw_only=True)
     """Buffer size for averaging, in MiB."""
@@ -178,13 +187,9 @@ class RankReplicas:
         else:
             self._gradients.stop()
 
-    # --- values --------------------------------------------------------------------------------------
-
     def place(self, multipliers: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """This replica's multipliers: the optimizer here holds its values."""
         return {name: row[self.index] for name, row in multipliers.items()}
-
-    # --- losses, scores, health ----------------------------------------------------------------------
 
     def clear_losses(self) -> None:
         """Forget the losses since the last exchange."""
@@ -194,8 +199,29 @@ class RankReplicas:
         """The loss of this replica on the probe."""
         assert self.probe is not None
         with evaluating(self.model):
-            loss = self.probe()
-        return [number_of("probe must return", loss)]
+            return [fmean(losses_of(self.probe, self.model))]
+
+    def losses_at(self, parameters: Sequence[Tensor], scales: Sequence[float]) -> list[list[float]]:
+        """Score this replica on the probe with these parameters multiplied by each of the scales."""
+        assert self.probe is not None
+        with (
+            evaluating(self.model),
+            batch_statistics(self.model),
+            scaled(list(map(local_part, parameters))) as put,
+        ):
+            losses = []
+            for scale in scales:
+                reshard(self.model)  # else it computes with the whole weights that it may still hold
+                put(scale)
+                losses.append(losses_of(self.probe, self.model))
+        reshard(self.model)
+        return losses
+
+    def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return these numbers of every process. Collective."""
+        here, width = exchange_within(self.group, numbers, "a look at the probe"), len(numbers)
+        rows = exchange(self.group, [x for row in here for x in row], "a look at the probe")
+        return [row[i : i + width] for row in rows for i in range(0, len(row), width)]
 
     def report(
         self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
@@ -245,9 +271,9 @@ class RankReplicas:
     def _exchanged(self, here: Message, what: str) -> list[Message]:
         """The messages of all replicas, each joined from those of its processes. Collective."""
         parts = [Message(*row) for row in exchange_within(self.group, here, what)]
-        _require_in_step(parts)
+        require_in_step(parts)
         every = [Message(*row) for row in exchange(self.group, Message.joined(parts), what)]
-        _require_in_step(every)
+        require_in_step(every)
         if len({message.moments for message in every}) > 1:
             raise ConfigurationMismatchError(
                 "replicas must hold optimizer state for the same parameters, but they do not: with local "
@@ -270,8 +296,7 @@ class RankReplicas:
 
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Tell whether these tensors of this replica are finite, in all its processes."""
-        is_finite = float(self._health.all_finite(tensors))
-        return all(row[0] for row in exchange_within(self.group, [is_finite]))
+        return all(r[0] for r in exchange_within(self.group, [float(self._health.all_finite(tensors))]))
 
     # --- weights -------------------------------------------------------------------------------------
 
@@ -305,7 +330,7 @@ class RankReplicas:
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
     ) -> None:
-        """Give every replica the mean over those that are not excluded, if they differ. Collective.
+        """Give every replica the mean over those that are not excluded. Collective.
 
         Where all ought to be equal, those that are not get what the others hold.
         """
@@ -372,17 +397,3 @@ class RankReplicas:
         for parameter in parameters_of(owner):
             parameter.grad = None
         self.weights_written()
-
-
-def _require_in_step(messages: Sequence[Message]) -> None:
-    steps = [int(message.num_steps) for message in messages]
-    bases = [f"{int(message.base):012x}" for message in messages]
-    for must, seen in (
-        ("sync at the same step, got steps", steps),
-        ("share the same base values, got fingerprints", bases),
-    ):
-        if len(set(seen)) > 1:
-            raise ConfigurationMismatchError(
-                f"replicas must {must} {seen}: call step() on every replica for the same optimizer steps, "
-                "load the same checkpoint everywhere"
-            )

@@ -198,6 +198,8 @@ class ModelRows:
             buffers = {name: buffer[r].clone() for name, buffer in self.buffers.items()}
             tensors = self._fixed | {name: view[r] for name, view in views.items()} | buffers
             value, _ = self._tensor_places.call(partial(score, self._model), tensors)
+            if isinstance(value, Tensor) and value.ndim == 1:  # of the parts of a probe
+                value = value.mean()
             result.append(number_of("probe must return", value))
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Health, rows_are_finite
 from hdet.replicas.losses import DeviceSum, LossSum, evaluating
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
+from hdet.replicas.probe import batch_statistics, losses_of, scaled
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, size_of
 from hdet.replicas.warm_start import Norm, add_noise
@@ -180,6 +182,20 @@ class StackedReplicas:
         with evaluating(self.model), self._static_values() as hold_static_of:
             scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
+
+    def losses_at(self, parameters: Sequence[Tensor], scales: Sequence[float]) -> list[list[float]]:
+        """Score the user's model, which holds the mean, with its parameters at each of the scales."""
+        assert self.probe is not None
+        losses = []
+        with evaluating(self.model), batch_statistics(self.model), scaled(parameters) as put:
+            for scale in scales:
+                put(scale)
+                losses.append(losses_of(partial(self.probe, self.model), self.model))
+        return losses
+
+    def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
+        """These numbers: there is one process."""
+        return [list(numbers)]
 
     def report(
         self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None

@@ -1,0 +1,123 @@
+"""Probe: held-out data that a run may look at, scored part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from hdet.checks import require_kind
+from hdet.errors import HdetWarning, warn
+from hdet.method.weight_decay import FEW_EXAMPLES, NUM_PARTS
+from hdet.replicas.losses import number_of, scalar_of
+from hdet.replicas.optimizers import without_ddp
+from hdet.replicas.rows import size_of, split
+
+
+class Probe:
+    """Scores a model on held-out data, so that a run can be steered by it.
+
+    The data must be held out: a run that is scored on what it trains on learns nothing from it. Keep other
+    data for the final test. On several ranks give each rank its part of the data, or all of it to every rank.
+
+    Args:
+        batches: held-out batches, such as a DataLoader or a list. They are read once and kept.
+        loss: ``loss(model, batch)``, a mean over the examples, as for :func:`hdet.find_lr`.
+
+    >>> data = torch.randn(400, 3)
+    >>> probe = Probe(data.split(100), lambda model, x: model(x).square().mean())
+    >>> probe.num_examples, probe(nn.Linear(3, 1)).shape
+    (400, torch.Size([8]))
+    """
+
+    def __init__(self, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor]) -> None:
+        require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
+        is_data = isinstance(batches, Iterable) and not isinstance(batches, Tensor)
+        require_kind("batches must be held-out batches, such as a DataLoader", batches, is_data)
+        with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed
+            held = list(batches)
+        self.num_examples = sum(map(size_of, held))
+        """Examples of this rank."""
+        if not self.num_examples:
+            raise ValueError("batches must hold at least one example, got none: give held-out data")
+        if self.num_examples < FEW_EXAMPLES:
+            warn(
+                f"the probe has {self.num_examples} examples: with fewer than {FEW_EXAMPLES} what it says is "
+                "mostly chance. Give more held-out data",
+                HdetWarning,
+            )
+        cuts = -(-NUM_PARTS // len(held))
+        self._parts = [
+            part for batch in held for part in split(batch, min(cuts, max(1, size_of(batch) // 2)))
+        ]
+        self._loss = loss
+        self._device: torch.device | None = None
+
+    def __call__(self, model: nn.Module) -> Tensor:
+        """Give the losses of its parts."""
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if device != self._device:
+            self._parts = [pytree.tree_map(lambda x: _moved(x, device), part) for part in self._parts]
+            self._device = device
+        losses = [self._loss(model, part) for part in self._parts]
+        return torch.stack([scalar_of("loss must return", loss).detach() for loss in losses])
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+
+AnyProbe = Probe | Callable[..., Tensor | float]
+"""What users give: a probe, or a function that returns a loss."""
+
+
+def losses_of(probe: AnyProbe, model: nn.Module | None) -> list[float]:
+    """Give the losses of the parts of a probe, for the model as it is; one loss if it has no parts."""
+    if isinstance(probe, Probe):
+        assert model is not None, "checked when the ensemble was built"
+        losses = probe(without_ddp(model))
+    else:
+        losses = probe()
+    if isinstance(losses, Tensor) and losses.ndim == 1 and losses.is_floating_point() and len(losses):
+        return losses.tolist()
+    return [number_of("probe must return", losses)]
+
+
+@contextmanager
+def scaled(parameters: Sequence[Tensor]) -> Iterator[Callable[[float], None]]:
+    """Yield what multiplies the parameters by a number. They are put back, bit for bit, after the block."""
+    kept = [parameter.detach().clone() for parameter in parameters]
+    held = [parameter.detach() for parameter in parameters]
+
+    def put(scale: float) -> None:
+        torch._foreach_copy_(held, kept)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(held, scale)  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        yield put
+    finally:
+        torch._foreach_copy_(held, kept)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextmanager
+def batch_statistics(model: nn.Module | None) -> Iterator[None]:
+    """Let BatchNorm of a model in evaluation mode use the statistics of each batch, within the block.
+
+    Its running statistics belong to the weights that were trained. With scaled weights they would show a
+    scale that BatchNorm removes.
+    """
+    layers = [] if model is None else [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    kept = [(layer, layer.running_mean, layer.running_var) for layer in layers]
+    try:
+        for layer in layers:
+            layer.running_mean = layer.running_var = None
+        yield
+    finally:
+        for layer, mean, variance in kept:
+            layer.running_mean = mean
+            layer.running_var = variance

@@ -1,0 +1,145 @@
+"""What cannot be explored is refused before anything changes, with the remedy."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return (model(x) - 1).square().mean()
+
+
+def probe_of(size: int = 200) -> hdet.Probe:
+    return hdet.Probe(torch.randn(size, 3).split(50), loss_of)
+
+
+def auto_of(optimizer: torch.optim.Optimizer, model: nn.Module | None, **told) -> hdet.AutoLR:
+    settings = {"total_steps": 100, "model": model, "explore": [hdet.WeightDecay()], "probe": probe_of()}
+    return hdet.AutoLR(optimizer, **settings | told)
+
+
+def test_a_probe_is_needed_and_a_bare_function_is_not_enough():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for probe in (None, lambda: 1.0):
+        with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe to explore weight decay, got"):
+            auto_of(optimizer, model, probe=probe)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    with pytest.raises(ValueError, match=r"model must be given with an hdet\.Probe, got None"):
+        auto_of(optimizer, None)
+    auto_of(optimizer, model).close()  # nothing is claimed by what failed
+
+
+def test_an_adaptive_optimizer_with_coupled_decay_is_refused():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    with pytest.raises(ValueError, match=r"got Adam, which adds it to the gradient .* use AdamW"):
+        auto_of(optimizer, model)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_nothing_that_decays_is_warned_of():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    with pytest.warns(hdet.NoEffectWarning, match="WeightDecay found no 'weight_decay' above zero"):
+        auto = auto_of(optimizer, model)
+    for _ in range(100):
+        optimizer.step()
+        auto.step(0.5)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(("kind", "repeats"), [("adamw", 1.0), ("sgd", 10.0)])
+def test_a_start_by_learning_rate_and_steps(kind: str, repeats: float):
+    model = nn.Linear(3, 1)
+    groups = [
+        {"params": [model.weight], "weight_decay": 0.7},
+        {"params": [model.bias], "weight_decay": 0.0},
+    ]
+    if kind == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+    auto = auto_of(optimizer, model, explore=[hdet.WeightDecay(start="auto")])
+    assert auto.base["weight_decay"] == pytest.approx(5 / (0.01 * 100 * repeats))
+    assert optimizer.param_groups[1]["weight_decay"] == 0.0
+
+
+def test_an_ensemble_knows_no_start():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with pytest.raises(ValueError, match="start must be None for an ensemble that does not know its length"):
+        hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(start="auto")])
+
+
+def test_a_small_probe_is_warned_of_and_an_empty_one_refused():
+    with pytest.warns(hdet.HdetWarning, match="the probe has 50 examples: with fewer than 200"):
+        probe = probe_of(50)
+    assert probe.num_examples == 50
+    with pytest.raises(ValueError, match="batches must hold at least one example, got none"):
+        hdet.Probe([], loss_of)
+    with pytest.raises(TypeError, match="batches must be held-out batches, such as a DataLoader"):
+        hdet.Probe(torch.randn(200, 3), loss_of)
+    with pytest.raises(TypeError, match=r"loss must be a function loss\(model, batch\)"):
+        hdet.Probe([torch.randn(200, 3)], 3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_probe_draws_no_random_number_and_has_parts_of_all_examples():
+    data = torch.utils.data.TensorDataset(torch.arange(300.0).unsqueeze(1))
+    loader = torch.utils.data.DataLoader(data, batch_size=100)
+    state = torch.get_rng_state()
+    probe = hdet.Probe(loader, lambda model, batch: model(batch[0]).mean())
+    assert torch.equal(torch.get_rng_state(), state)
+    losses = probe(nn.Identity())
+    assert len(losses) == 9
+    assert losses.mean().item() == pytest.approx(149.5, abs=0.5)
+
+
+def test_controllers_side_by_side_are_of_different_kinds():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with pytest.raises(ValueError, match="controller must name each kind once"):
+        hdet.Ensemble(optimizer, total_steps=10, controller=[hdet.Guard(), hdet.Guard()])
+    with pytest.raises(TypeError, match=r"controller must be an hdet\.Controller, an hdet\.Guard, a list"):
+        hdet.Ensemble(optimizer, total_steps=10, controller=["guard"])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_checkpoint_without_exploration_goes_on_with_it_and_back(caplog):
+    model = nn.Linear(3, 1)
+
+    def run_of(*, explores: bool) -> hdet.AutoLR:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        told = {} if explores else {"explore": [], "probe": None}
+        return auto_of(optimizer, model, **told)
+
+    plain, exploring = run_of(explores=False), run_of(explores=True)
+    with pytest.raises(ValueError, match="state_dict must hold the hyperparameters"):
+        exploring.load_state_dict(plain.state_dict())  # what is explored must be the same, as everywhere
+    steering = exploring.state_dict()["steering"]
+    assert set(steering["parts"]) == {"guard", "weight_decay"}
+    exploring.steering.check_state(plain.state_dict()["steering"])
+    plain.steering.check_state(plain.steering.own_state(steering))
+
+
+def test_where_the_guard_goes_back_earlier_looks_are_forgotten(caplog):
+    caplog.set_level(logging.WARNING)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    records = hdet.Records()
+    auto = auto_of(optimizer, model, sync_every=5, records=records)
+    for step in range(60):
+        optimizer.zero_grad()
+        loss_of(model, torch.randn(8, 3)).backward()
+        optimizer.step()
+        auto.step(1.0 - 0.015 * step if step < 40 else 5.0)
+    assert "the loss has collapsed" in caplog.text or "lost all" in caplog.text
+    went_back = next(r.step for r in records if r.num_brakes)
+    looks = [r.step for r in records if r.slope]
+    assert went_back not in looks
