@@ -31,6 +31,7 @@ _PANELS = {
         "sync_every",
         "explore",
         "probe",
+        "find_decay",
         "controller",
         "controller_start",
         "temperature",
@@ -53,7 +54,7 @@ _PANELS = {
 }
 
 
-@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22)
+@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22, find_decay=None)
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
@@ -88,9 +89,13 @@ def run(
             what: require_number(f"--explore {what}", spread, at_least=0)
             for what, spread in parse_options(settings["explore"] or [], "--explore").items()
         }
+        is_decay_found = settings.pop("find_decay")
         config = RunConfig(**settings, task_options=options, name=name)
         if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
             config = dataclasses.replace(config, controller="none")  # there is nothing to compare
+        if is_decay_found is None:
+            is_decay_found = config.should_find_decay(task.num_examples, task.batch_size)
+        config = dataclasses.replace(config, find_decay=is_decay_found)
         path = out or _free_path(Path("runs") / config.slug)
         if not overwrite:
             RunFolder(path).require_free()

@@ -85,8 +85,8 @@ class Run:
 
     @property
     def compares(self) -> bool:
-        """Tell whether a controller compared the replicas; the guard does not."""
-        return any(record.signal for record in self.records)
+        """Tell whether a controller compared the replicas; the guard and held-out data do not."""
+        return any(record.signal.keys() - record.slope.keys() for record in self.records)
 
     @property
     def excluded_events(self) -> list[tuple[int, int, str]]:

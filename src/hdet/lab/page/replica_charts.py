@@ -61,7 +61,9 @@ def _with_errors(means: Sequence[Mean], name: str, color: str, **style: Any) -> 
 def controller_charts(run: Run, max_points: int) -> Iterable[Chart]:
     """Draw which way the losses pointed, and how much each replica counted."""
     records = [record for record in run.records if record.ends_round]
-    names = dict.fromkeys(name for record in records for name in (*record.signal, *record.velocity))
+    moved = (name for record in records for name in (*record.signal, *record.velocity))
+    by_held_out_data = {name for record in records for name in record.slope}
+    names = [name for name in dict.fromkeys(moved) if name not in by_held_out_data]
     for family, members in families(names).items():
         traces = []
         for index, name in enumerate(members):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import short
 from hdet.lab.page.read_runs import Run, number
+from hdet.lab.page.what_held_out_data_said import what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
 from hdet.search.decisions import should_search_again
@@ -105,6 +106,11 @@ def sentence(run: Run) -> str:
         clear = [one.verdict for one in said if one.side]
         parts += [f"What the replicas said: {_list(clear) or 'no clear side'}."] if said else []
         parts.append(_moved(run))
+        parts += [
+            f"Held-out data moved the {one.name.replace('_', ' ')} from {figure(one.first)} to "
+            f"{figure(one.last)} in {count(len(one.slopes), 'look')}; {one.verdict}."
+            for one in what_held_out_data_said(run.records)
+        ]
         num_steps = run.records[-1].num_averaged_steps
         parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
         parts.append(_left_out(run))
@@ -215,7 +221,9 @@ def run_tiles(run: Run) -> Iterable[Tile]:
         yield "Training loss", figure(trained[-1][1], 4), _unit_and_start(run, trained)
     for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
         yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
-    names, rounds = explored(run.records), [record for record in run.records if record.ends_round]
+    rounds = [record for record in run.records if record.ends_round]
+    found_by_looks = [looks.name for looks in what_held_out_data_said(run.records)]
+    names = list(dict.fromkeys([*explored(run.records), *found_by_looks]))
     if names:
         families = numbers.families(names)
         ends = (f"{name} ended at {figure(run.records[-1].base.get(name))}" for name, *_ in families.values())

@@ -9,6 +9,7 @@ from typing import Any
 from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import Chart, Trace, band, curve, line, series_color, thin, unzip
 from hdet.lab.page.read_runs import Run
+from hdet.lab.page.what_held_out_data_said import Looks, what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
 
@@ -45,17 +46,47 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
 
 
 def value_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Every other hyperparameter that replicas explored, or that changed over the run."""
+    """Every other hyperparameter that replicas explored, or that changed or was looked at over the run."""
     others = (name for name in numbers.hyperparameters(run) if not is_learning_rate(name))
     said = {one.name: one.sentence for one in what_replicas_said(run.records)}
-    names = explored(run.records)
+    looks = {one.name: one for one in what_held_out_data_said(run.records)}
+    names = {*explored(run.records), *looks}
     for family, members in numbers.families(others).items():
         traces = _values(run, members, family, max_points)
         is_moving = any(len(set(trace["y"])) > 1 for trace in traces)
-        if is_moving or (traces and set(members) & set(names)):
+        if is_moving or (traces and names & set(members)):
             caption = _caption(traces) or "The value that every replica used."
             caption = " ".join([caption, *(said[name] for name in members if name in said)])
+            caption += f" Held-out data moved the {family.replace('_', ' ')}." * bool(
+                looks.keys() & set(members)
+            )
             yield Chart(f"{family} over the run", caption, traces, family, hover="x unified", is_log=True)
+        yield from (_slope_chart(looks[name]) for name in members if name in looks)
+
+
+def _slope_chart(looks: Looks) -> Chart:
+    """Draw what held-out data said at each look, with two standard errors."""
+    what = looks.name.replace("_", " ")
+    caption = (
+        "Each dot is a look at held-out data, with two standard errors. Below zero smaller weights would "
+    )
+    caption += (
+        f"score better, and {what} is added. Above zero they would score worse, and {what} is taken away "
+    )
+    caption += "only where the held-out loss is close to the training loss. "
+    caption += f"{looks.verdict[0].upper()}{looks.verdict[1:]}."
+    errors = [2 * look.error for look in looks.slopes]
+    bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": "--accent"}
+    style: dict[str, Any] = {"mode": "markers", "marker": {"size": 7, "color": "--accent"}, "error_y": bars}
+    style["customdata"] = [f"± {error:.3g}" for error in errors]
+    style["hovertemplate"] = "step %{x:,}<br>%{y:+.3~g} %{customdata}<extra></extra>"
+    steps = [look.step for look in looks.slopes]
+    dots = line(
+        steps, [look.slope for look in looks.slopes], "rise of the held-out loss", "--accent", **style
+    )
+    ends: dict[str, Any] = {"meta": ["", "mark"], "showlegend": False, "hoverinfo": "skip", "width": 1}
+    zero = line([steps[0], steps[-1]], [0.0, 0.0], "zero", ("--strong", "dash"), hovertemplate=None, **ends)
+    return Chart("Would smaller weights help?", caption, [zero, dots], "rise per e-fold of shrinking")
 
 
 def _caption(traces: Sequence[Trace]) -> str:

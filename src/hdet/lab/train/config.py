@@ -55,7 +55,7 @@ class RunConfig:
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """adamw, adam or sgd."""
     weight_decay: NotNegative = 0.0
-    """Weight decay."""
+    """Weight decay, or its start where it is found (0: 0.03 with adamw, 5e-4 with sgd)."""
     momentum: Share = 0.9
     """Momentum of sgd."""
     anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
@@ -92,6 +92,10 @@ class RunConfig:
     """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True
     """Compare replicas on one held-out batch, or on their training losses."""
+    find_decay: bool = False
+    """Let held-out data move the weight decay (default: where the data repeat).
+
+    See :meth:`should_find_decay`."""
     noise_scale: NotNegative = 0.0
     """Warm noisy start: noise on each replica's first weights, as a share of their size."""
     seed: CountFromZero = 0
@@ -134,6 +138,8 @@ class RunConfig:
                 f"paper with explore {', '.join(self.explore)}: the paper's controller would let it decay to "
                 "nearly zero"
             )
+        if self.find_decay and (why_not := self._why_no_decay_is_found()):
+            raise ValueError(why_not)
         if self.find and self.steps < LEAST_STEPS:
             raise ValueError(
                 f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "
@@ -143,6 +149,37 @@ class RunConfig:
     def _choose(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
+
+    def _why_no_decay_is_found(self) -> str:
+        """Name the setting with which the weight decay cannot be found; empty if there is none."""
+        spread = self.explore.get("weight_decay")
+        what = "to find the weight decay"
+        if self.controller != "guard":
+            return f"controller must be guard {what}, got {self.controller}: leave it out"
+        if self.optimizer == "adam":
+            return f"optimizer must be adamw or sgd {what}, got adam: it scales the decay with the gradient"
+        if not self.probe:
+            return f"probe must be True {what}, got False: only held-out data can tell"
+        if spread is not None:
+            return f"explore must leave weight_decay out {what}, got weight_decay={spread:g}: do one of both"
+        return ""
+
+    def should_find_decay(self, num_examples: int | None, batch_size: int) -> bool:
+        """Tell whether ``hdet run`` finds the weight decay where nobody says.
+
+        It does so in runs that see examples again and are not very short, if other settings let it.
+
+        Args:
+            num_examples: of the task's training set; None for a stream.
+            batch_size: examples per replica and step; 0 if nobody knows.
+
+        >>> config = RunConfig(task="digits", lr=0.1, steps=100, replicas=2)
+        >>> [config.should_find_decay(num_examples, 8) for num_examples in (1000, 10000, None)]
+        [True, False, False]
+        """
+        if num_examples is None or self.steps < LEAST_STEPS or self._why_no_decay_is_found():
+            return False
+        return not batch_size or self.steps * self.replicas * batch_size > num_examples
 
     @property
     def evaluation_interval(self) -> int:

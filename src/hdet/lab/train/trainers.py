@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
-from hdet.auto import settings_of
+from hdet.auto import settings_of, steering_decay
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
@@ -27,6 +27,8 @@ from hdet.records import RecordSink
 from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
 
+_START = {"adamw": 0.03, "sgd": 5e-4}
+"""The weight decay that held-out data moves where none was asked for."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Holds the bytes that a container may use, where it is limited."""
 
@@ -58,7 +60,9 @@ class Trainer:
         if self._is_virtual:
             require_memory(config, self.model, memory_of(self._device))
         trained = self.model if self._is_virtual else DistributedDataParallel(self.model)
-        optimizer = build_optimizer(config, task.parameter_groups(self.model))
+        start = config.weight_decay or (_START[config.optimizer] if config.find_decay else 0.0)
+        started = replace(config, weight_decay=start)
+        optimizer = build_optimizer(started, task.parameter_groups(self.model))
         probe = to_device(self._device, task.probe_batch()) if config.probe else None
         self.found = None
         if searches:
@@ -68,6 +72,7 @@ class Trainer:
             self.found = hdet.find_lr(trained, optimizer, batches, task.loss, total_steps=steps, probe=probe)
         settings = _settings(config, optimizer, self.model, self.found)
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
+        held_out = hdet.Probe([probe], task.loss) if config.find_decay else None
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
         if self._is_virtual:
             self._ensemble = hdet.VirtualEnsemble(
@@ -77,7 +82,7 @@ class Trainer:
                 num_replicas=config.replicas,
                 vectorize=task.can_vectorize and not set(OF_MODELS) & set(config.explore),
                 join_equal=True,  # replicas that do not differ are computed as one, on all their batches
-                probe=(lambda model: task.loss(model, probe)) if config.probe else None,
+                probe=held_out or ((lambda model: task.loss(model, probe)) if config.probe else None),
                 **settings,
             )
             if config.noise_scale:
@@ -85,7 +90,8 @@ class Trainer:
         else:
             if config.noise_scale:
                 hdet.warm_start(trained, config.noise_scale, seed=config.seed)
-            settings["probe"] = (lambda: task.loss(self.model, probe)) if config.probe else None
+            scored = (lambda: task.loss(self.model, probe)) if config.probe else None
+            settings["probe"] = held_out or scored
             engine = Ensemble(optimizer, model=trained, **settings)
             self._ensemble = _RankEnsemble(trained, optimizer, task.loss, engine)
         self.engine = self._ensemble.engine
@@ -199,6 +205,9 @@ def _settings(
         settings["controller"] = hdet.Controller(
             form=config.controller, start=config.controller_start, **of_form
         )
+    if config.find_decay:
+        explore.append(hdet.WeightDecay())
+        settings |= steering_decay(settings, optimizer)
     return settings
 
 

@@ -106,6 +106,25 @@ def test_the_tail_is_averaged_with_the_guard(hdet, tmp_path, arguments, average_
     assert min(rates) / 0.05 >= 0.9 * anneal_to
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_found"),
+    [
+        (["--task", "digits"], True),
+        (["--task", "digits", "--no-find-decay"], False),
+        (["--task", "digits", "--controller", "none"], False),
+        (["--task", "quadratic"], False),  # its data never repeat
+        (["--task", "digits", "--replicas", "1"], False),  # the run is shorter than an epoch
+        (["--task", "digits", "--replicas", "1", "--find-decay"], True),
+    ],
+    ids=str,
+)
+def test_the_weight_decay_is_found_where_data_repeat(hdet, tmp_path, arguments, is_found):
+    hdet("run", *QUICK, "--replicas", "3", *arguments, "--no-find", "--out", "here")
+    assert json.loads((tmp_path / "here/config.json").read_text())["find_decay"] is is_found
+    records = (tmp_path / "here/records.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["slope"] for line in records) is is_found
+
+
 def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
     for arguments, message in (
         (["--lr", "-1"], "lr must be a number above 0, got -1.0"),
@@ -120,6 +139,7 @@ def test_bad_arguments_give_one_line_and_code_two(hdet, tmp_path):
         (["--explore", "weight_decay=3"], "explore weight_decay must be a number in [0, 1), got 3"),
         (["--explore", "weight_decay=.5", "--controller", "paper"], "controller must be log, guard or none"),
         (["--find", "--steps", "40"], "steps must be at least 50 to find the learning rate, got 40"),
+        (["--find-decay", "--optimizer", "adam"], "optimizer must be adamw or sgd to find the weight decay"),
     ):
         out, err = hdet("run", *QUICK, *arguments, expect=2)
         assert message in err

@@ -210,6 +210,27 @@ def test_an_explored_value_says_what_the_probe_said() -> None:
     )
 
 
+def test_looks_at_held_out_data_are_drawn_with_their_errors() -> None:
+    told: dict[str, Any] = {"num_steps": 10, "signal": {"<wd>": 0.1}, "slope_error": {"<wd>": 0.25}}
+    values = ((-1.5, 0.2), (0.5, 0.2), (math.nan, 0.2))
+    records = [
+        record(10 * i, slope={"<wd>": slope}, base={"<wd>": base}, base_trace={"<wd>": [base]}, **told)
+        for i, (slope, base) in enumerate(values, start=1)
+    ]
+    decay, slopes = all_charts(run(*records))[-2:]
+    # It is drawn though it stayed where it was.
+    assert decay.title == "<wd> over the run" and decay.is_log and set(decay.traces[-1]["y"]) == {0.2}
+    assert decay.caption.endswith("Held-out data moved the <wd>.")
+    zero, dots = slopes.traces
+    assert (dots["x"], dots["y"]) == ([10, 20], [-1.5, 0.5])  # a slope that is no number is left out
+    assert dots["error_y"]["array"] == [0.5, 0.5]
+    assert (zero["x"], zero["y"]) == ([10, 20], [0.0, 0.0])
+    assert "Below zero smaller weights would score better, and <wd> is added." in slopes.caption
+    assert "it is not clear whether smaller weights would help" in slopes.caption.lower()
+    assert "<wd>" not in json.dumps([Pool().add(chart) for chart in (decay, slopes)])
+    assert not any("Signal" in chart.title for chart in all_charts(run(*records)))
+
+
 COMPARED = [
     "Learning rate over the run", "Loss",
     "Losses of the replicas against their values", "Highest value minus lowest, over the run",

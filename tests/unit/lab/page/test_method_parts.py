@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hdet.lab.page.method_parts import method_parts
 from hdet.lab.page.read_runs import Run
 from hdet.records import RoundRecord, SearchRecord
@@ -64,3 +66,32 @@ def test_a_controller_says_where_it_ended():
     spread = {"multipliers": {"lr": [0.9, 1.1]}, "losses": [1.0, None], "signal": {"lr": 0.1}}
     records = [record(n, base={"lr": 0.25}, **spread) for n in range(3)]
     assert ("auto-LR", "ended with lr at 0.25") in lines_of(records=records)
+
+
+def looks(*slopes: float, error: float = 0.1) -> list[RoundRecord]:
+    """One record before the looks, which has what the run began with, and one for each."""
+    before = record(0, base={"weight_decay": 0.42}, base_trace={"weight_decay": [0.4]})
+    told = {"slope_error": {"weight_decay": error}, "signal": {"weight_decay": 0.1}}
+    return [before] + [
+        record(n, slope={"weight_decay": slope}, base={"weight_decay": 0.5 + n / 10}, **told)
+        for n, slope in enumerate(slopes, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "verdict"),
+    [
+        ((9.0, -0.3, -0.2, -0.3, -0.1), "smaller weights would still help"),
+        ((-9.0, 0.3, 0.2, 0.3, 0.1), "smaller weights would not help"),
+        ((-9.0, 0.3, 0.2, -0.3, 0.1), "it is not clear whether smaller weights would help"),
+    ],
+)
+def test_held_out_data_says_from_where_to_where_and_what_it_thinks_at_the_end(slopes, verdict):
+    lines = lines_of(records=looks(*slopes), config={"controller": "guard"})
+    said = f"0.4 to 1 in 5 looks at held-out data; at the end {verdict}"
+    assert lines[1:] == [("guard", "had nothing to do"), ("weight decay", said)]
+
+
+def test_looks_that_see_the_same_examples_are_not_surer_than_one():
+    records = looks(*[-0.19] * 12)  # within two errors each
+    assert "not clear" in dict(lines_of(records=records))["weight decay"]

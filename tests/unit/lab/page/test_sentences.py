@@ -175,6 +175,22 @@ def test_a_run_with_a_spread_says_what_differed_and_what_the_replicas_said() -> 
     assert tiles["Rounds"] == ("20", "of 5 steps")
 
 
+def test_held_out_data_that_moved_the_weight_decay_is_said() -> None:
+    told: dict[str, Any] = {"signal": {"weight_decay": 0.2}, "slope_error": {"weight_decay": 0.01}}
+    told |= {"slope": {"weight_decay": -0.5}, "correction": {"lr": 1.0}}
+    bases = [{"lr": 1e-5, "weight_decay": decay} for decay in (0.3, 0.6)]
+    one = run(records=[record(300 * i, base=base, **told) for i, base in enumerate(bases, start=1)])
+    assert not one.compares  # nobody compared replicas
+    assert sentence(one) == (
+        "8 replicas trained for 600 steps in 41 s. Held-out data moved the weight decay from 0.3 to 0.6 in 2 "
+        "looks; at the end smaller weights would still help."
+    )
+    tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
+    assert tiles["Explored"] == ("weight_decay", "weight_decay ended at 0.6")
+    both = record(600, base=bases[1], **told | {"signal": {"lr": 0.1, "weight_decay": 0.2}})
+    assert run(records=[both]).compares
+
+
 def test_nothing_recorded() -> None:
     nothing = Run(path=Path("a"), name="a", config=CONFIG)
     assert sentence(nothing) == "Nothing has been recorded of this run yet."
