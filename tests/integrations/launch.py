@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -32,3 +33,12 @@ def run_ranks(path: str | Path, folder: Path, *arguments: object, num_ranks: int
     """What each rank has written to ``rankN.json`` in the folder, which the script is given first."""
     run_script(path, folder, *arguments, num_ranks=num_ranks)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def leave() -> None:
+    """End the process group. A thread of it that lives when the interpreter ends may abort the process."""
+    import torch.distributed as dist
+
+    gc.collect()  # a DDP module must be gone before its group
+    dist.barrier()
+    dist.destroy_process_group()

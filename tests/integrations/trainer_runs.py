@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import hdet
 from hdet.integrations.transformers import HdetCallback
+from tests.integrations.launch import leave
 
 STEPS, BATCH = 60, 8
 
@@ -169,3 +170,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     (train_apart if "--apart" in sys.argv else main)(Path(sys.argv[1]))
+    leave()

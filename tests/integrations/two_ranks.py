@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 import hdet
 from hdet.integrations.lightning import LearningRateSearch
+from tests.integrations.launch import leave
 from tests.integrations.lightning_modules import Net, held_out, loader
 
 
@@ -106,3 +107,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

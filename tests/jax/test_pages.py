@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import hdet.jax
 from tests.jax.problem import batches, loss_fn, params
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,25 @@ def test_the_snippet():
     assert names["found"].lr[0] > 1e-3
     before, after = (loss_fn(weights, batches()[0]) for weights in (start, names["params"]))
     assert after < before
+
+
+def test_the_snippet_of_weight_decay():
+    noise = np.random.default_rng(0)
+    data, held_out = (
+        [(x, y + noise.normal(size=y.shape)) for x, y in batches(count=count, seed=seed)]
+        for count, seed in ((4, 0), (8, 1))
+    )
+    start = jax.tree.map(jnp.array, params())
+    names = {"loss_fn": loss_fn, "params": start, "batches": data, "held_out": held_out}
+    exec(snippet_of("run with weight decay"), names)
+    assert optax.tree.get(names["opt_state"], "weight_decay") > 0.1
+    assert names["decay_state"].known.num_looks == 15
+    weights, state = start, names["tx"].init(start)
+    for step in range(1000):
+        weights, state, _ = names["train_step"](weights, state, data[step % 4])
+    weights = hdet.jax.eval_params(state, weights)
+    found, fixed = (np.mean([loss_fn(w, batch) for batch in held_out]) for w in (names["params"], weights))
+    assert found < 0.95 * fixed
 
 
 def test_the_snippet_of_the_method():

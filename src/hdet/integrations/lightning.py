@@ -7,29 +7,23 @@ import importlib
 import inspect
 import logging
 import math
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.explore import LearningRate
+from hdet.explore import Hyperparameter, LearningRate
+from hdet.integrations.exploration import HeldOut, require_exploration
+from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready, training_loss, unseen
 from hdet.method.controller import Controller
 from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 
 _log = logging.getLogger(__name__)
-
-_NOT_THE_FIRST = 1
-"""``batch_idx`` in a trial. Some modules do more at the first batch, or at every hundredth."""
-_HELD_BY_TORCH = {"_parameters", "_buffers", "_modules"}
 
 
 def _callback_class() -> Any:
@@ -55,7 +49,12 @@ class LearningRateSearch(_Callback):
         search: False to train with the learning rate that the optimizer has, without a search.
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before a validation, and before a checkpoint is saved.
-        controller: a :class:`hdet.Controller` that moves the learning rate, instead of the guard.
+        explore: further hyperparameters, as in :class:`hdet.AutoLR`. ``hdet.WeightDecay()`` is moved by what
+            the probe says.
+        probe: held-out batches, such as a DataLoader. They are scored by the loss of ``training_step``, in
+            evaluation mode, and nothing else sees it. An :class:`hdet.Probe` has a loss of its own. On
+            several ranks give each its part of the data, or all of it to every rank.
+        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
 
@@ -70,6 +69,8 @@ class LearningRateSearch(_Callback):
         *,
         search: bool = True,
         spread: float = 0.0,
+        explore: Sequence[Hyperparameter] = (),
+        probe: HeldOut | None = None,
         controller: Controller | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
@@ -78,9 +79,12 @@ class LearningRateSearch(_Callback):
             raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
         LearningRate(spread)  # raises for a wrong one now, and not after the search
+        require_exploration(explore, probe, controller)
         self._searches = search
+        self._probe = probe
         self._settings: dict[str, Any] = {
             "spread": spread,
+            "explore": explore,
             "controller": controller,
             "sync_every": sync_every,
             "records": records,
@@ -119,7 +123,9 @@ class LearningRateSearch(_Callback):
                 "the length of the run must be known, but trainer.estimated_stepping_batches is "
                 f"{total_steps}: pass Trainer(max_steps=...)"
             )
-        optimizer = trainer.optimizers[0]
+        optimizer, probe = trainer.optimizers[0], self._probe
+        if probe is not None and not callable(probe):
+            probe = UnseenProbe(pl_module, probe)
         if self._saved is None:
             if trainer.global_step:
                 raise HdetError(
@@ -134,6 +140,7 @@ class LearningRateSearch(_Callback):
             total_steps=int(total_steps),
             model=trainer.strategy.model,
             found=self.found if self._saved is None else None,
+            probe=probe,
             **self._settings,
         )
         if self._saved is not None:
@@ -163,7 +170,7 @@ class LearningRateSearch(_Callback):
         """Take the loss, and follow the optimizer if it has stepped."""
         if self.auto is None:
             return
-        loss = _loss_in(outputs)
+        loss = loss_in(outputs)
         if loss is not None:  # Lightning has divided it
             self.auto.observe(loss * trainer.accumulate_grad_batches)
         self.log("lr", float(trainer.optimizers[0].param_groups[0]["lr"]))
@@ -263,37 +270,15 @@ def _check(trainer: Any, module: Any, *, searches: bool) -> None:
 
 def _search(trainer: Any, module: Any, total_steps: int) -> FoundLR:
     """Find the learning rate with the module's own loss on the trainer's own batches; nothing is changed."""
-    epoch_loop = trainer.fit_loop.epoch_loop
-
-    def loss_of(_: Any, batch: tuple[Any]) -> Tensor:
-        arguments = epoch_loop._build_kwargs(OrderedDict(), batch[0], _NOT_THE_FIRST)  # noqa: SLF001
-        with trainer.precision_plugin.train_step_context():
-            loss = _loss_in(module.training_step(*arguments.values()))
-        # None leaves the batch out. So does find_lr with a loss that is not finite.
-        return torch.tensor(math.nan, requires_grad=True) if loss is None else loss
-
-    with ExitStack() as stack:
-        stack.enter_context(importlib.import_module("lightning.pytorch.utilities.seed").isolate_rng())
-        stack.enter_context(attributes_put_back(module))
-        _silence(trainer, module, stack)
+    with unseen(module):
         return find_lr(
             module,
             trainer.optimizers[0],
             _Batches(trainer, module),
-            loss_of,
+            lambda _, batch: training_loss(module, batch[0]),
             total_steps=total_steps,
             clip_norm=trainer.gradient_clip_val or None,
         )
-
-
-def _silence(trainer: Any, module: Any, stack: ExitStack) -> None:
-    """Until the stack is closed, nothing is logged. The module's own attributes are put back by others."""
-    dummy = importlib.import_module("lightning.pytorch.loggers.logger").DummyLogger
-    for name in ("loggers", "should_stop"):
-        stack.callback(setattr, trainer, name, getattr(trainer, name))
-    trainer.loggers = [dummy() for _ in trainer.loggers]
-    for name in ("log", "log_dict"):
-        vars(module)[name] = lambda *_, **__: None
 
 
 class _Batches:
@@ -303,7 +288,6 @@ class _Batches:
     """
 
     def __init__(self, trainer: Any, module: Any) -> None:
-        self._trainer = trainer
         self._module = module
         loader = trainer.fit_loop._combined_loader  # noqa: SLF001
         self._loader = copy.copy(loader)
@@ -311,9 +295,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[tuple[Any]]:
         for batch, _, _ in self._loader:
-            converted = self._trainer.precision_plugin.convert_input(batch)
-            ready = self._module._on_before_batch_transfer(converted, dataloader_idx=0)  # noqa: SLF001
-            yield (self._trainer.strategy.batch_to_device(ready, dataloader_idx=0),)
+            yield (made_ready(self._module, batch),)
 
 
 def _twin(loader: Any) -> Any:
@@ -330,54 +312,3 @@ def _twin(loader: Any) -> Any:
             vars(twin)[name] = copy.deepcopy(vars(loader)[name], memo)
         vars(twin)["_iterator"] = None  # of workers that stay
     return twin
-
-
-def _loss_in(output: Any) -> Tensor | None:
-    """Find the loss in what training_step returned: the loss, a mapping that holds it, or None."""
-    return output.get("loss") if isinstance(output, Mapping) else output
-
-
-@contextmanager
-def attributes_put_back(model: nn.Module) -> Iterator[None]:
-    """Put the plain attributes of all modules back, after the block.
-
-    Numbers, tensors, and the lists, dicts and sets that are attributes themselves. Metrics of torchmetrics
-    are modules that keep their state in these. Other objects stay, with whatever has changed in them.
-
-    >>> model = nn.Linear(2, 1)
-    >>> model.losses, model.num_calls = [1.0], 1
-    >>> with attributes_put_back(model):
-    ...     model.losses.append(2.0)
-    ...     model.num_calls, model.is_new = 2, True
-    >>> model.losses, model.num_calls, hasattr(model, "is_new")
-    ([1.0], 1, False)
-    """
-    saved = [
-        (vars(module), {name: (value, _copy(value)) for name, value in vars(module).items()})
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for held, attributes in saved:
-            for name in held.keys() - attributes.keys():
-                del held[name]
-            for name, (value, content) in attributes.items():
-                if name not in _HELD_BY_TORCH:
-                    _put_back(value, content)
-                    held[name] = value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):  # one of inference mode cannot be changed outside of it
-        return None if value.is_inference() else value.detach().clone()
-    return value.copy() if isinstance(value, list | dict | set | deque) else None
-
-
-@torch.no_grad()
-def _put_back(value: Any, content: Any) -> None:
-    if isinstance(content, Tensor):
-        value.copy_(content)
-    elif content is not None:
-        value.clear()
-        (value.extend if isinstance(value, list | deque) else value.update)(content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.explore import LearningRate
+from hdet.explore import Hyperparameter, LearningRate
 from hdet.integrations.accelerate import undisturbed
+from hdet.integrations.exploration import HeldOut, require_exploration
 from hdet.method.controller import Controller
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
+from hdet.replicas.probe import AnyProbe, Probe
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 
@@ -49,7 +51,11 @@ class HdetCallback(TrainerCallback):
         search: False to train with ``learning_rate`` itself, without a search.
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before an evaluation, and before a checkpoint is saved.
-        controller: a :class:`hdet.Controller` that moves the learning rate, instead of the guard.
+        explore: further hyperparameters, as in :class:`hdet.AutoLR`. ``hdet.WeightDecay()`` is moved by what
+            the probe says.
+        probe: held-out batches, such as ``trainer.get_eval_dataloader()``, which gives each rank its part.
+            They are scored by ``loss``, in evaluation mode. An :class:`hdet.Probe` has a loss of its own.
+        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         loss: ``loss(model, inputs)``, a scalar tensor, for a Trainer with a loss of its own; None for the
             loss that the model returns. If it then returns none, tell the guard:
@@ -62,6 +68,8 @@ class HdetCallback(TrainerCallback):
         *,
         search: bool = True,
         spread: float = 0.0,
+        explore: Sequence[Hyperparameter] = (),
+        probe: HeldOut | None = None,
         controller: Controller | None = None,
         sync_every: int | None = None,
         loss: Loss | None = None,
@@ -72,9 +80,12 @@ class HdetCallback(TrainerCallback):
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
         LearningRate(spread)  # raises for a wrong one now, and not after the search
+        require_exploration(explore, probe, controller)
         self._searches = search
+        self._probe = probe
         self._settings: dict[str, Any] = {
             "spread": spread,
+            "explore": explore,
             "controller": controller,
             "sync_every": sync_every,
             "records": records,
@@ -114,6 +125,7 @@ class HdetCallback(TrainerCallback):
                 f"the checkpoint of step {state.global_step} has no state of hdet: resume from one that was "
                 "saved with HdetCallback and save_only_model=False, or train without the callback"
             )
+        probe = self._held_out()
         self.found = None
         if saved is not None:
             self.found = None if saved["found"] is None else FoundLR(**saved["found"])
@@ -124,6 +136,7 @@ class HdetCallback(TrainerCallback):
             total_steps=state.max_steps,
             model=model,
             found=self.found if saved is None else None,
+            probe=probe,
             **self._settings,
         )
         if saved is not None:
@@ -194,6 +207,13 @@ class HdetCallback(TrainerCallback):
                 "lr_scheduler_type must be one that steps without a metric, got "
                 f'{type(lr_scheduler).__name__}: leave it at "linear". HdetCallback takes its place'
             )
+
+    def _held_out(self) -> AnyProbe | None:
+        """Make a probe of held-out batches."""
+        if self._probe is None or callable(self._probe):
+            return self._probe
+        with undisturbed(self._probe):
+            return Probe(_Steps(self._probe, 1), self._loss or _own_loss)
 
     def _search(self, args: Any, state: Any, model: nn.Module, optimizer: Optimizer, loader: Any) -> FoundLR:
         with undisturbed(loader):

@@ -3,6 +3,7 @@
 from hdet.errors import HdetError, install_command
 
 try:
+    from hdet.jax.decay_by_held_out import WeightDecaySteering, WeightDecaySteeringState
     from hdet.jax.find import find_lr
     from hdet.jax.mesh_ensemble import Ensemble, warm_start
     from hdet.jax.optax_state import AutoLRState, EnsembleState
@@ -12,4 +13,14 @@ except ModuleNotFoundError as error:
         raise
     raise HdetError(f"hdet.jax needs jax and optax: {install_command('jax')}") from error
 
-__all__ = ["AutoLRState", "Ensemble", "EnsembleState", "auto_lr", "eval_params", "find_lr", "warm_start"]
+__all__ = [
+    "AutoLRState",
+    "Ensemble",
+    "EnsembleState",
+    "WeightDecaySteering",
+    "WeightDecaySteeringState",
+    "auto_lr",
+    "eval_params",
+    "find_lr",
+    "warm_start",
+]

@@ -44,8 +44,8 @@ class JaxTrainee:
     ) -> None:
         self.mesh = mesh = TrialMesh(params)
         """The devices that trials are made on."""
-        self._loss_fn = _checked("loss_fn", loss_fn)
-        score_fn = self._loss_fn if score_fn is None else _checked("score_fn", score_fn)
+        self._loss_fn = checked("loss_fn", loss_fn)
+        score_fn = self._loss_fn if score_fn is None else checked("score_fn", score_fn)
         self._tx = tx
         self.asked = asked
         self._at_once = trials_at_once
@@ -160,7 +160,7 @@ class JaxTrainee:
         return *jax.tree.map(partial(jnp.where, jnp.isfinite(loss)), after, (params, state)), loss
 
 
-def _checked(name: str, function: Loss) -> Loss:
+def checked(name: str, function: Loss) -> Loss:
     """Let a loss raise while it is traced, unless it returns one real number."""
 
     def call(params: Any, batch: Any) -> jax.Array:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hdet.integrations.lightning import attributes_put_back
+from hdet.integrations.lightning_unseen import attributes_put_back
 
 
 def test_everything_plain_is_put_back_also_after_an_error():
