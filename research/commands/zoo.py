@@ -14,9 +14,9 @@ from hdet.lab.pool import stop_on_signal
 if TYPE_CHECKING:
     from research.zoo.problem import Split
 
-__all__ = ["zoo"]
+__all__ = ["SPLITS", "zoo"]
 
-_SPLITS: dict[str, Split | None] = {"dev": "dev", "held-out": "held out", "all": None}
+SPLITS: dict[str, Split | None] = {"dev": "dev", "held-out": "held out", "all": None}
 
 
 def zoo(
@@ -49,7 +49,7 @@ def zoo(
 
     screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
-        require_choice("--split", split, tuple(_SPLITS))
+        require_choice("--split", split, tuple(SPLITS))
         wanted = [name for name in problems.split(",") if name]
         for name in wanted:
             require_choice("--problems", name, tuple(names()))
@@ -60,7 +60,7 @@ def zoo(
             ):
                 is_complete = run_zoo(
                     methods=[method for method in methods.split(",") if method],
-                    split=_SPLITS[split],
+                    split=SPLITS[split],
                     problems=wanted,
                     starts=numbers("--starts", starts),
                     seeds=range(seeds),

