@@ -10,6 +10,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ CONVERGE_148_TENSORS, CONVERGE_2000_TENSORS, CONVERGE_OVER_LOOP = 1.35, 1.75, 0.
 CONVERGE_MEMORY = 1.01
 ADDED_WALL_CLOCK = 0.001
 SEARCH_22K, SEARCH_121K = 0.120, 0.100
+EXPLORED_DECAY = 1.05
 IMPORT = 1.1
 """All bounds that there are. A row that is in none of them is measured and reported."""
 
@@ -378,6 +381,44 @@ def finder_rows() -> list[Row]:
     return rows
 
 
+def decay_rows() -> list[Row]:
+    """A run that explores weight decay against one that does not: two runs that take turns every 50 steps."""
+    torch.set_num_threads(1)
+    task = load_task("charlm", {"width": 64, "num_layers": 2, "length": 64, "batch_size": 16})
+    rows = []
+    for num_replicas, bound in ((8, EXPLORED_DECAY), (2, None)):
+        job = Job(
+            task=task, start_lr=0.01, steps=1000, seed=0, num_replicas=num_replicas, optimizer_kind="adamw"
+        )
+        held_out = list(islice(replace(job, seed=1).batches(), 256 // (16 * num_replicas)))
+        runs = [_decay_run(job, held_out), _decay_run(job, None)]
+        ours, plain = _interleaved([partial(next, run) for run in runs], repeats=19)
+        size = sum(p.numel() for p in task.build_model(0).parameters())
+        what = f"a run of 1000 steps that explores weight decay over one that does not, charlm with {size:,}"
+        per_run = [sum(times) for times in (ours, plain)]
+        row = _row(f"{what} parameters, batches of {16 * num_replicas}", bound, ours, plain)
+        rows.append(replace(row, ratio=per_run[0] / per_run[1]))  # looks are in some of the turns only
+    return rows
+
+
+def _decay_run(job: Job, held_out: Sequence[Any] | None) -> Iterator[None]:
+    """One run; every step of the iterator is 50 of its steps."""
+    model = job.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.start_lr, weight_decay=0.1)
+    told = {} if held_out is None else {"explore": [hdet.WeightDecay()]}
+    if held_out is not None:
+        told["probe"] = hdet.Probe(held_out, job.task.loss)
+    auto = hdet.AutoLR(optimizer, total_steps=job.steps, model=model, **told)
+    for step, batch in enumerate(job.batches(), 1):
+        loss = job.task.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        auto.step(loss)
+        if step % 50 == 0:
+            yield
+
+
 # --- virtual replicas -------------------------------------------------------------------------------
 
 
@@ -484,6 +525,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "run": run_rows,
     "search": search_rows,
     "finders": finder_rows,
+    "decay": decay_rows,
     "virtual": virtual_rows,
     "import": import_rows,
 }

@@ -49,6 +49,14 @@ def test_an_example_finds_a_learning_rate_and_trains(tmp_path, name, ranks, repl
     assert float(shown.split("held-out loss ")[1]) < 4.5  # 5.5 is that of a model that knows nothing
 
 
+@pytest.mark.parametrize(("name", "ranks"), [("weight_decay.py", 1), ("weight_decay_on_ranks.py", 2)])
+def test_held_out_data_moves_the_weight_decay(tmp_path, name, ranks):
+    shown = run(name, "300", ranks=ranks, cwd=tmp_path)
+    found = re.search(r"weight_decay: asked for 0.01, now ([\d.]+)", shown)
+    assert found is not None and float(found[1]) > 0.05
+    assert float(shown.split("held-out loss ")[1]) < 4.0
+
+
 def test_fine_tuning(tmp_path):
     shown = run("fine_tuning.py", "60", cwd=tmp_path)
     assert "your guess was 5e-05" in shown and float(shown.split("other windows ")[1]) < 2.5
