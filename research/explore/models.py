@@ -12,7 +12,9 @@ from hdet.lab.tasks.charlm import GPT
 
 __all__ = [
     "LoraGPT",
+    "PointsGRU",
     "RecurrentLM",
+    "ResidualNet",
     "RowsLSTM",
     "SmallMixer",
     "SmallViT",
@@ -78,6 +80,46 @@ class RowsLSTM(nn.Module):
         return self.head(self.cells(images.squeeze(1))[0][:, -1])
 
 
+class PointsGRU(nn.Module):
+    """A gated recurrent network over the points of a signal, the mean of what it says."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.cells = nn.GRU(1, width, batch_first=True)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, signals: Tensor) -> Tensor:
+        """Logits of the classes."""
+        return self.head(self.cells(signals.unsqueeze(-1))[0].mean(dim=1))
+
+
+class ResidualNet(nn.Module):
+    """A convolution and two residual blocks with BatchNorm over small grey images."""
+
+    def __init__(self, num_classes: int, width: int = 24) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the classes."""
+        x = self.first(images)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean(dim=(2, 3)))
+
+
 class SmallMixer(nn.Module):
     """Patches of 7 x 7 pixels, mixed over places and over channels in two blocks."""
 
@@ -105,12 +147,12 @@ def mlp_block(width: int) -> nn.Module:
 
 
 class RecurrentLM(nn.Module):
-    """A gated recurrent network over characters."""
+    """A recurrent network over characters."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, cells: type[nn.GRU | nn.LSTM] = nn.GRU) -> None:
         super().__init__()
         self.token = nn.Embedding(128, width)
-        self.cells = nn.GRU(width, width, batch_first=True)
+        self.cells = cells(width, width, batch_first=True)
         self.head = nn.Linear(width, 128)
 
     def forward(self, tokens: Tensor) -> Tensor:
