@@ -122,7 +122,7 @@ def test_one_device_equals_the_reference():
     decays = {r.step: d[0] for r, d in zip(trace.rounds, trace.weight_decays, strict=True)}
     assert [base for _, _, base in looks] == pytest.approx([decays[step] for step, _, _ in looks], rel=1e-9)
     assert [step for step, _, _ in looks] == list(range(40, 181, 10))
-    assert looks[-1][2] > 2 * DECAY  # it fits noise, so there is something to find
+    assert looks[-1][2] > 1.5 * DECAY  # it fits noise, so there is something to find
 
 
 def _rank(rank: int) -> tuple[list[Tensor], list[tuple[int, float, float]]]:
@@ -137,7 +137,7 @@ def test_two_ranks_with_halves_of_the_probe_move_as_one_with_all_of_it():
     assert [slope for _, slope, _ in looks[:1]] == pytest.approx([s for _, s, _ in looks_alone[:1]], rel=1e-9)
     # The scatter of four parts on each of two ranks is not that of eight parts, so moves differ a little.
     assert looks[-1][2] == pytest.approx(looks_alone[-1][2], rel=0.3)
-    assert looks[-1][2] > 2 * DECAY
+    assert looks[-1][2] > 1.5 * DECAY
     for a, b in zip(mine, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=0.1, atol=0.05)
 
@@ -306,4 +306,4 @@ def test_a_sharded_model_moves_as_a_whole_one(layout: str):
     assert len(alone) == 15
     for mine, expected in zip(looks, alone, strict=True):
         assert mine == pytest.approx(expected, rel=1e-7)
-    assert alone[-1][2] > 1.5 * DECAY
+    assert alone[-1][2] > 1.1 * DECAY

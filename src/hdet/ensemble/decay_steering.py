@@ -36,7 +36,7 @@ def decay_strength(tunable: Tunable, optimizer: Optimizer, total_steps: int) -> 
     total, count = 0.0, 0
     for slot in tunable.slots:
         group = optimizer.param_groups[slot.group_index]
-        size = sum(p.numel() for p in group["params"])
+        size = sum(p.numel() for p in group["params"] if p.requires_grad)
         rate = peak_rate(group) * slot.scheduled * decay_per_step(optimizer, group)
         total, count = total + size * rate, count + size
     return total / max(1, count) * total_steps
@@ -136,7 +136,7 @@ class DecaySteering(Steering):
 
     def _look(self, tunable: Tunable) -> Look:
         groups = self.values.optimizer.param_groups
-        decayed = [p for slot in tunable.slots for p in groups[slot.group_index]["params"]]
+        decayed = [p for slot in tunable.slots for p in groups[slot.group_index]["params"] if p.requires_grad]
         low, high = self.replicas.losses_at(decayed, SCALES)
         return joined_look([Look(*row) for row in self.replicas.gathered(look_of(low, high))])
 

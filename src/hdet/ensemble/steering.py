@@ -321,7 +321,7 @@ class GuardSteering(Steering):
             self._copies = self._copies[-1:]  # give memory back before more is taken
             self._copies.append((self._save_point(), self._memory))
             self._next_copy = record.step + self._told.interval * self._total_steps
-        elif self._memory.num_bad >= 2 and self._num_brakes < _MOST_BRAKES:
+        elif self._memory.num_bad >= self._told.patience and self._num_brakes < _MOST_BRAKES:
             self._go_back(record)
 
     def _go_back(self, record: RoundRecord) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.checks import require_flag, require_number
+from hdet.checks import require_count, require_flag, require_number
 
 _LEARNT = 0.1
 """Where the loss has fallen by less than this share, nobody can say that something was lost."""
@@ -23,10 +23,10 @@ class Guard:
     """Go back, with a lower learning rate, where a run loses what it had learnt.
 
     A learning rate can be good for most of a run and kill the network at its peak: the loss jumps back to
-    that of an untrained model and stays there. The guard looks at the training loss of every round. After two
-    rounds in which more than ``lost`` of all that was gained is gone, clear of the noise, it puts the weights
-    back to where they were some rounds before, lets the optimizer begin again without its moments, and
-    divides the learning rate by ``factor`` for good.
+    that of an untrained model and stays there. The guard looks at the training loss of every round. After
+    ``patience`` rounds in which more than ``lost`` of all that was gained is gone, clear of the noise, it puts
+    the weights back to where they were some rounds before, lets the optimizer begin again without its
+    moments, and divides the learning rate by ``factor`` for good.
 
     It keeps three copies of the parameters, the first weights and two later ones. While N replicas are equal,
     each keeps its part of them, 3/N. It needs the loss in ``step(loss)``.
@@ -38,6 +38,8 @@ class Guard:
 
     lost: float = 0.5
     """Share of the gain whose loss is a collapse."""
+    patience: int = 2
+    """Rounds in a row that make a collapse. A loss that only jumps comes back by itself."""
     factor: float = 3.0
     """By how much the learning rate falls then: the best one is well below what kills a network."""
     expected_loss: float | None = None
@@ -50,6 +52,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         require_number("lost", self.lost, above=0)
+        require_count("patience", self.patience)
         require_number("factor", self.factor, above=1)
         if self.expected_loss is not None:
             require_number("expected_loss", self.expected_loss)
@@ -81,7 +84,7 @@ class GuardMemory(NamedTuple):
 
 
 def watch(memory: GuardMemory, loss: float, guard: Guard, *, must_have_learnt: bool = False) -> GuardMemory:
-    """Take the mean loss of a round. The run has collapsed when ``num_bad`` reaches two.
+    """Take the mean loss of a round. The run has collapsed when ``num_bad`` reaches the guard's patience.
 
     Args:
         memory: what was remembered.

@@ -24,7 +24,7 @@ FEW_EXAMPLES = 200
 START = 5.0
 """A strength that is good on repeated data where nothing else is known."""
 _ADDED = 2.0
-"""Strength that one look adds at most, ..."""
+"""Strength that one look adds at most, where the model has learnt its training data by heart, ..."""
 _GROWTH = 0.35
 """... or this share of what there is, if that is more. Weights follow slowly, within 1 / strength of the run:
 faster moves overshoot."""
@@ -135,13 +135,14 @@ def moved(
     their signs differ.
 
     .. math:: \lambda' = \begin{cases}
-        \lambda + c \max(2,\ 0.35 \lambda) & g < 0 \\
+        \lambda + c \cdot \text{gap} \cdot \max(2,\ 0.35 \lambda) & g < 0 \\
         \lambda\, 2^{-c (1 - \text{gap} / 0.25)} & g > 0,\ \text{gap} < 0.25 \\
         \lambda & \text{else}
     \end{cases}
 
-    Where smaller weights would score better, decay is added. Where larger ones would, that alone says little:
-    weights of a good size lose by shrinking, too. Decay is taken away only where the model does not overfit.
+    Where smaller weights would score better, decay is added, the more the further the held-out loss is above
+    the training loss. Where larger ones would, that alone says little: weights of a good size lose by
+    shrinking, too. Decay is taken away only where the model does not overfit.
 
     Args:
         state: before the look.
@@ -155,7 +156,7 @@ def moved(
     >>> first = moved(DecayState(0.1), more, share_done=0.4, **told)
     >>> second = moved(first, more, share_done=0.45, **told)
     >>> first.strength, round(second.strength, 3), second.gap
-    (0.1, 2.1, 0.5)
+    (0.1, 1.1, 0.5)
     >>> moved(second, Look(5.0, 0.01, 1.0), share_done=0.5, **told).strength == second.strength
     True
     """
@@ -165,7 +166,7 @@ def moved(
     sure = confidence(look.slope, look.variance) * confidence(state.slope, state.variance) if agree else 0.0
     strength = state.strength
     if look.slope < 0:
-        added = sure * max(_ADDED, _GROWTH * strength)
+        added = sure * min(1.0, max(0.0, gap)) * max(_ADDED, _GROWTH * strength)
         strength = max(strength, min(strength + added, _MOST))
     elif share_done >= _MAY_FALL_FROM and gap < _CLOSED_GAP:
         halvings = sure * min(1.0, 1 - gap / _CLOSED_GAP)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from hdet.method.weight_decay import DecayState, Look, joined_look, least_strength, look_of, moved
 
-TOLD = {"training_loss": 0.1, "share_done": 0.5, "least": 0.01}
+TOLD = {"training_loss": 0.0, "share_done": 0.5, "least": 0.01}
 finite = st.floats(-10, 10)
 
 
-def after_one(strength: float, look: Look, *, gap: float = 0.9) -> DecayState:
+def after_one(strength: float, look: Look, *, gap: float = 1.0) -> DecayState:
     return DecayState(strength, look.slope, look.variance, gap, 1)
 
 
@@ -34,6 +34,17 @@ def test_decay_is_added_by_confidence_where_two_looks_say_that_smaller_weights_w
     assert moved(after_one(90.0, sure), sure, **TOLD).strength == 90.0
 
 
+@pytest.mark.parametrize(
+    ("training_loss", "before", "added"), [(0.0, 1.0, 2.0), (0.5, 0.5, 1.0), (0.4, 0.0, 0.6), (1.5, 0.1, 0.0)]
+)
+def test_decay_is_added_by_the_share_of_the_held_out_loss_that_training_has_not(
+    training_loss, before, added
+):
+    sure = Look(-1.0, 1e-9, 1.0)
+    told = TOLD | {"training_loss": training_loss}
+    assert moved(after_one(1.0, sure, gap=before), sure, **told).strength == pytest.approx(1.0 + added)
+
+
 def test_decay_is_taken_away_only_late_and_where_nothing_overfits():
     hurts = Look(1.0, 1e-9, 1.0)
     start = after_one(8.0, hurts, gap=0.0)
@@ -48,7 +59,8 @@ def test_decay_is_taken_away_only_late_and_where_nothing_overfits():
 
 
 def test_the_last_look_and_the_mean_of_gaps_are_kept():
-    state = moved(after_one(1.0, Look(-1.0, 0.04, 1.0), gap=0.9), Look(2.0, 0.02, 2.0), **TOLD)
+    told = TOLD | {"training_loss": 0.1}
+    state = moved(after_one(1.0, Look(-1.0, 0.04, 1.0), gap=0.9), Look(2.0, 0.02, 2.0), **told)
     assert state == DecayState(1.0, 2.0, 0.02, pytest.approx((0.9 + 0.95) / 2), 2)
 
 
