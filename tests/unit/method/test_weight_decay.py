@@ -37,9 +37,7 @@ def test_decay_is_added_by_confidence_where_two_looks_say_that_smaller_weights_w
 @pytest.mark.parametrize(
     ("training_loss", "before", "added"), [(0.0, 1.0, 2.0), (0.5, 0.5, 1.0), (0.4, 0.0, 0.6), (1.5, 0.1, 0.0)]
 )
-def test_decay_is_added_by_the_share_of_the_held_out_loss_that_training_has_not(
-    training_loss, before, added
-):
+def test_decay_is_added_by_the_share_of_the_held_out_loss_that_training_has_not(training_loss, before, added):
     sure = Look(-1.0, 1e-9, 1.0)
     told = TOLD | {"training_loss": training_loss}
     assert moved(after_one(1.0, sure, gap=before), sure, **told).strength == pytest.approx(1.0 + added)
