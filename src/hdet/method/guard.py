@@ -24,8 +24,8 @@ class Guard:
 
     A learning rate can be good for most of a run and kill the network at its peak: the loss jumps back to
     that of an untrained model and stays there. The guard looks at the training loss of every round. After
-    ``patience`` rounds in which more than ``lost`` of all that was gained is gone, clear of the noise, it puts
-    the weights back to where they were some rounds before, lets the optimizer begin again without its
+    ``patience`` rounds in which more than ``lost`` of all that was gained is gone, clear of the noise, it
+    puts the weights back to where they were some rounds before, lets the optimizer begin again without its
     moments, and divides the learning rate by ``factor`` for good.
 
     It keeps three copies of the parameters, the first weights and two later ones. While N replicas are equal,
