@@ -84,6 +84,7 @@ figures: $(DEV_STAMP) ## Draw the figures of the docs again: the method, theory 
 	$(BIN)/python scripts/picture_of_method.py
 	$(BIN)/python scripts/picture_of_search.py
 	$(BIN)/python scripts/picture_of_schedule.py
+	$(BIN)/python scripts/picture_of_decay.py
 
 docs: $(DEV_STAMP) ## Build the documentation into build/site. A warning is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
