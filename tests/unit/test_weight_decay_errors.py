@@ -143,3 +143,45 @@ def test_where_the_guard_goes_back_earlier_looks_are_forgotten(caplog):
     went_back = next(r.step for r in records if r.num_brakes)
     looks = [r.step for r in records if r.slope]
     assert went_back not in looks
+
+
+@pytest.mark.parametrize(
+    ("explores", "num_bad_rounds", "num_brakes"), [(False, 3, 1), (True, 3, 0), (True, 30, 1)]
+)
+def test_the_guard_waits_longer_where_decay_is_explored(explores: bool, num_bad_rounds: int, num_brakes: int):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    told = {} if explores else {"explore": [], "probe": None}
+    records = hdet.Records()
+    auto = auto_of(optimizer, model, total_steps=300, sync_every=5, records=records, **told)
+    for step in range(300):
+        is_bad = 20 <= step // 5 < 20 + num_bad_rounds
+        loss_of(model, torch.ones(4, 3)).backward()
+        optimizer.step()
+        auto.step(5.0 if is_bad else 5.0 * 0.95**step)
+        if records and records[-1].num_brakes:
+            break
+    assert records[-1].num_brakes == num_brakes
+
+
+def test_weights_that_are_frozen_are_left_out_of_a_look():
+    slopes = []
+    for freezes in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        model[0].requires_grad_(False)
+        trained = model.parameters() if freezes else model[2].parameters()
+        optimizer = torch.optim.AdamW(trained, lr=1e-2)
+        records = hdet.Records()
+        x = torch.linspace(-1, 1, 600).view(200, 3)
+        probe = hdet.Probe(x.split(50), loss_of)
+        auto = auto_of(optimizer, model, probe=probe, records=records)
+        for _ in range(100):
+            loss = loss_of(model, x[:20])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            auto.step(loss)
+        slopes.append([record.slope for record in records if record.slope])
+    assert len(slopes[0]) == 15
+    assert slopes[0] == slopes[1]
