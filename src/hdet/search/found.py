@@ -145,7 +145,7 @@ class FoundLR:
         if trials:
             axes.plot(*zip(*trials, strict=True), "o-", label="trials")
         axes.axvline(self.lr[0], color="black", label=f"found: {self.lr[0]:.3g}")
-        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"asked for: {self.asked[0]:.3g}")
+        axes.axvline(self.asked[0], color="black", linestyle=":", label=f"guess: {self.asked[0]:.3g}")
         losses = [loss for _, loss in [*self.ramp, *trials] if loss is not None and math.isfinite(loss)]
         first = self.ramp[0][1]
         margin = 0.1 * (first - min(losses)) or 1.0

@@ -179,7 +179,7 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     rows = {"held-out loss": number(result.final_loss), "status": result.status}
     rows |= {name.replace("_", " "): number(value) for name, value in main_metrics(result.metrics).items()}
     found, asked = number(result.found_lr, 3), number(result.base_lr, 3)
-    rows["learning rate"] = found if found == asked else f"{found} (you asked for {asked})"
+    rows["learning rate"] = found if found == asked else f"{found} (guess: {asked})"
     rows["steps"] = f"{result.steps} in {result.seconds:.1f} s"
     screen.show((), [*rows.items(), *method_parts(read_run(folder.path))])
     if report is not None:

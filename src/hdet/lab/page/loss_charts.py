@@ -16,7 +16,7 @@ _HOVER = "<br>learning rate %{x:.4~g}<br>loss %{y:.6~g} %{meta[0]}<extra></extra
 
 
 def search_charts(run: Run) -> Iterable[Chart]:
-    """Trials and ramp over learning rates, with what was asked for, what was found, and its likely range."""
+    """Trials and ramp over learning rates, with the guess, what was found, and its likely range."""
     search = run.search
     if search is None:
         return
@@ -44,14 +44,14 @@ def search_charts(run: Run) -> Iterable[Chart]:
     failed = [lr for lr, loss in trials if loss is None or loss > high]
     why = hover.replace("%{y:.6~g}", "far above the others, or not finite")
     traces += _crosses(failed, high, top, "failed trials", hovertemplate=why)
-    asked, found = ("asked for", search.asked, ("--muted", "dot")), ("found", search.found, "--strong")
+    asked, found = ("guess", search.asked, ("--muted", "dot")), ("found", search.found, "--strong")
     for what, lr, color in (asked, found):
         if 0 < lr < math.inf:
             label = f"{what}: {figure(lr)}"
             mark["hovertemplate"] = f"{label}<extra></extra>"
             traces.append(line([lr, lr], [bottom, top], label, color, width=2.5, **mark))
     caption = "Each dot is a short trial. The light line is the quick ramp before the trials. "
-    caption += f"The answer comes from {search.reason}."
+    caption += f"The answer comes from {search.reason.replace('your guess', 'the guess')}."
     title, y_title = "Search for the learning rate", loss_title(run.loss_unit)
     yield Chart(title, caption, traces, y_title, "learning rate", layout=_layout(bottom, top))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hdet.lab.page.read_runs import Run
-from hdet.lab.page.sentences import count, figure
+from hdet.lab.page.sentences import count, figure, looks_sentence
 from hdet.lab.page.what_held_out_data_said import what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
@@ -37,9 +37,7 @@ def method_parts(run: Run) -> Iterator[tuple[str, str]]:
         if not is_learning_rate(name) and (bases := [r.base[name] for r in rounds if name in r.base]):
             yield "explored", f"{name} began at {figure(bases[0])} and ended at {figure(bases[-1])}"
     for looks in what_held_out_data_said(run.records):
-        num_looks = count(len(looks.slopes), "look")
-        values = f"{figure(looks.first)} to {figure(looks.last)}"
-        yield looks.name.replace("_", " "), f"{values} in {num_looks} at held-out data; {looks.verdict}"
+        yield looks.name.replace("_", " "), looks_sentence(looks)
     if run.records and run.records[-1].num_averaged_steps:
         steps = count(run.records[-1].num_averaged_steps, "step")
         yield "tail", f"the final weights are the mean over the last {steps}"

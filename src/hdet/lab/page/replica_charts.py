@@ -18,10 +18,24 @@ _NUM_STRETCHES = 12
 _OVER_MEAN = "value over the mean value"
 
 
+def said_over_run_charts(run: Run, max_points: int) -> Iterable[Chart]:
+    """Draw which side did better in parts of the run."""
+    said, traces = what_replicas_said(run.records), list[Trace]()
+    for index, one in enumerate(said):
+        size = max(2, math.ceil(len(one.rounds) / _NUM_STRETCHES))
+        stretches = [one.rounds[i : i + size] for i in range(0, len(one.rounds) - size + 1, size)]
+        means = [mean_of([difference for _, difference in part], part[-1][0]) for part in stretches]
+        traces.append(_with_errors(means, one.name, series_color(index, len(said))[0]))
+    if traces:
+        caption = "Loss at the highest value minus loss at the lowest. Below zero, higher values did better. "
+        caption += "Each dot is a mean over the rounds since the dot before it, with two standard errors."
+        yield Chart("What the replicas said", caption, traces, "loss difference")
+
+
 def said_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """Draw the replicas' losses against their values: over all rounds, and in parts of the run."""
+    """Draw the replicas' losses against their values, over all rounds or those since the side changed."""
     said = what_replicas_said(run.records)
-    against, over_run = list[Trace](), list[Trace]()
+    against = list[Trace]()
     for index, one in enumerate(said):
         color, (slope, _) = series_color(index, len(said))[0], one.slope
         against.append(_with_errors(one.places, one.name, color, mode="markers", legendgroup=one.name))
@@ -30,21 +44,16 @@ def said_charts(run: Run, max_points: int) -> Iterable[Chart]:
         style = {"legendgroup": one.name, "showlegend": False, "meta": ["", "mark"], "hoverinfo": "skip"}
         x = [place.place for place in one.places]
         against.append(line(x, fitted, f"{one.name}, fitted", color, width=1.5, **style))
-        size = max(2, math.ceil(len(one.rounds) / _NUM_STRETCHES))
-        stretches = [one.rounds[i : i + size] for i in range(0, len(one.rounds) - size + 1, size)]
-        means = [mean_of([difference for _, difference in part], part[-1][0]) for part in stretches]
-        over_run.append(_with_errors(means, one.name, color))
     if said:
-        slopes = (f"{one.name} {one.slope[0]:+.2g} ± {one.slope[1]:.1g}" for one in said)
         caption = " ".join(one.sentence for one in said)
-        caption += f" Slope of the loss on the log of the value: {', '.join(slopes)}."
+        for one in said:
+            since = f" after step {one.turn:,}" if one.turn else ""
+            caption += f" Slope of the loss on the log of {one.name}{since}: "
+            caption += f"{one.slope[0]:+.2g} ± {one.slope[1]:.1g}."
         caption += " ± is one standard error, a bar is two. Short rounds favour small learning rates, so the "
         caption += "better side of a round is not always the better one in the end."
         title = "Losses of the replicas against their values"
         yield Chart(title, caption, against, "loss minus mean of the round", _OVER_MEAN)
-        caption = "Below zero, higher values did better. Each dot is a mean over the rounds since the dot "
-        caption += "before it, with two standard errors."
-        yield Chart("Highest value minus lowest, over the run", caption, over_run, "loss difference")
 
 
 def _with_errors(means: Sequence[Mean], name: str, color: str, **style: Any) -> Trace:

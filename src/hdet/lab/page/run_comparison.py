@@ -161,7 +161,7 @@ def _row(run: Run, metrics: Sequence[str], best: float | None) -> dict[str, Cell
         "run": Cell(run.name, run.name.lower()),
         "held-out loss": _cell(run.final_loss, 5, is_best=best is not None and run.final_loss == best),
         **{name.replace("_", " "): _cell(run.final_metrics.get(name), 5) for name in metrics},
-        "learning rate asked for": _cell(numbers.asked_lr(run)),
+        "learning rate guessed": _cell(numbers.asked_lr(run)),
         "learning rate found": _cell(numbers.found_lr(run)),
         "controller": _cell(controller if isinstance(controller, str) else None),
         "replicas": _cell(run.num_replicas),

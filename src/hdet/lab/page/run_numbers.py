@@ -1,4 +1,4 @@
-"""Numbers of a run: learning rates found and asked for, and what was recorded or measured, by step."""
+"""Numbers of a run: learning rates guessed and found, and what was recorded or measured, by step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _trace(record: RoundRecord, name: str) -> list[tuple[int, float]]:
 
 
 def asked_lr(run: Run) -> float | None:
-    """The learning rate that was asked for, as a peak; that of the first group where only records tell."""
+    """The learning rate that was given as a guess, as a peak; that of the first group where only records tell."""
     if run.search is not None:
         return run.search.asked
     stated = number(run.config.get("lr"))

@@ -12,14 +12,15 @@ from hdet.lab.page import html_page, run_comparison, sentences
 from hdet.lab.page.html_page import PageCharts, Section
 from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
 from hdet.lab.page.read_runs import Run, read_run
-from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts, said_over_run_charts
 from hdet.lab.page.value_charts import rate_charts, value_charts
+from hdet.lab.page.what_held_out_data_said import what_held_out_data_said
 from hdet.trackers import Tracker
 
 _LARGEST_SHARE = 0.05
 """Of the time that may be spent on pages."""
 _SECTIONS = {
-    "What the replicas said": said_charts,
+    "What the replicas said, by value": said_charts,
     "Hyperparameters": value_charts,
     "Controller": controller_charts,
     "Metrics": metric_charts,
@@ -87,8 +88,13 @@ def _introduction_of(run: Run, size: str = "") -> str:
 
 def _parts_of(run: Run, charts: PageCharts, level: int) -> str:
     points = charts.max_points
-    first = [*search_charts(run), *rate_charts(run, points), *loss_charts(run, points)]
-    tables = {"Settings": run.config, "Result": run.result, "Environment": run.environment}
+    first = [*search_charts(run), *rate_charts(run, points)]
+    first += [*said_over_run_charts(run, points), *loss_charts(run, points)]
+    looks = what_held_out_data_said(run.records)
+    starts = {one.name: one.first for one in looks if one.name in run.config}
+    settings = {name: value for name, value in (run.config | starts).items() if name != "explore" or value}
+    found = {f"found_{one.name}": one.last for one in looks}
+    tables = {"Settings": settings, "Result": run.result | found, "Environment": run.environment}
     sections = [
         Section("", first),
         *(Section(heading, charts_of(run, points)) for heading, charts_of in _SECTIONS.items()),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import short
 from hdet.lab.page.read_runs import Run, number
-from hdet.lab.page.what_held_out_data_said import what_held_out_data_said
+from hdet.lab.page.what_held_out_data_said import Looks, what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
 from hdet.search.decisions import should_search_again
@@ -73,10 +73,10 @@ def headline(run: Run) -> str:
     if search is not None:
         if search.found == search.asked:
             reason = search.reason.rpartition(": ")[2]
-            return f"Kept your learning rate of {figure(asked)}, because {reason}."
+            return f"Kept the guess of {figure(asked)} for the learning rate, because {reason}."
         text = f"Found a learning rate of {figure(search.found)}"
         if figure(search.found) == figure(search.asked):
-            return f"{text}, which is what you asked for."
+            return f"{text}, as guessed."
         return f"{text}, {_against(search.found, search.asked)}."
     if asked is None:
         return ""
@@ -103,32 +103,37 @@ def sentence(run: Run) -> str:
     parts = [search_sentence(run), _training(run)]
     if run.records:
         said = what_replicas_said(run.records)
-        clear = [one.verdict for one in said if one.side]
-        parts += [f"What the replicas said: {_list(clear) or 'no clear side'}."] if said else []
+        unclear = "no clear side" if any(one.can_tell for one in said) else "too few rounds to tell"
+        verdict = _list([one.verdict for one in said if one.is_clear]) or unclear
+        parts += [f"What the replicas said: {verdict}."] if said else []
         parts.append(_moved(run))
-        parts += [
-            f"Held-out data moved the {one.name.replace('_', ' ')} from {figure(one.first)} to "
-            f"{figure(one.last)} in {count(len(one.slopes), 'look')}; {one.verdict}."
-            for one in what_held_out_data_said(run.records)
-        ]
-        num_steps = run.records[-1].num_averaged_steps
-        parts.append(f"The final weights are a mean over {num_steps:,} of the last steps." * bool(num_steps))
+        parts += [looks_sentence(one) for one in what_held_out_data_said(run.records)]
+        num_steps = count(run.records[-1].num_averaged_steps, "step")
+        is_mean = bool(run.records[-1].num_averaged_steps)
+        parts.append(f"The final weights are the mean over the last {num_steps}." * is_mean)
         parts.append(_left_out(run))
     return " ".join(part for part in parts if part)
 
 
 def _against(lr: float, asked: float) -> str:
-    """Compare a learning rate with what was asked for.
+    """Compare a learning rate with the guess.
 
     >>> _against(0.1, 0.01), _against(0.01, 0.25)
-    ('10 times the 0.01 that you asked for', '25 times below the 0.25 that you asked for')
+    ('10 times the guess of 0.01', '25 times below the guess of 0.25')
     >>> _against(0.0101, 0.01)
-    'close to the 0.01 that you asked for'
+    'close to the guess of 0.01'
     """
     if not (0 < asked < math.inf and 0 < lr < math.inf):
-        return f"where you asked for {figure(asked)}"
+        return f"from a guess of {figure(asked)}"
     how = f"{figure(lr / asked, 2)} times" if lr > asked else f"{figure(asked / lr, 2)} times below"
-    return f"{'close to' if 0.95 < lr / asked < 1.05 else how} the {figure(asked)} that you asked for"
+    return f"{'close to' if 0.95 < lr / asked < 1.05 else how} the guess of {figure(asked)}"
+
+
+def looks_sentence(looks: Looks) -> str:
+    """Tell what looks at held-out data made of a weight decay, and what they ask for at the end."""
+    what, first, last = looks.name.replace("_", " "), figure(looks.first), figure(looks.last)
+    did = f"left the {what} at {first}" if first == last else f"moved the {what} from {first} to {last}"
+    return f"Held-out data {did} ({count(len(looks.slopes), 'look')}). {looks.verdict}."
 
 
 def search_sentence(run: Run) -> str:
@@ -139,9 +144,9 @@ def search_sentence(run: Run) -> str:
     text = ""
     if should_search_again(search.asked, search.found, search.trials):
         text = "The search went to its limits. "
-        text += "To be sure, search again with this learning rate as your guess. "
+        text += "To be sure, search again with this learning rate as the guess. "
     elif search.found == search.asked:
-        text = "The search could not tell, so your guess stays. "
+        text = "The search could not tell, so the guess stays. "
     elif 0 < search.low < search.high < math.inf:
         low, high = figure(search.low, 2), figure(search.high, 2)
         text = f"The best learning rate is probably between {low} and {high} (80 %). "
@@ -178,7 +183,9 @@ def _moved(run: Run) -> str:
         lowered = f" to {figure(found)}" if found is not None else ""
         return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
     if not run.compares:
-        return ""
+        differed = any(is_learning_rate(name) for name in explored(run.records))
+        is_steered = run.config.get("controller") not in ("guard", "none")
+        return "" if is_steered or not differed else "In this run they did not move the learning rate."
     if run.config.get("controller") == "paper":
         last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
         ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2)))) if last else "none"
@@ -222,12 +229,17 @@ def run_tiles(run: Run) -> Iterable[Tile]:
     for name, value in list(numbers.main_metrics(run.final_metrics).items())[:_MAX_METRICS]:
         yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
     rounds = [record for record in run.records if record.ends_round]
-    found_by_looks = [looks.name for looks in what_held_out_data_said(run.records)]
-    names = list(dict.fromkeys([*explored(run.records), *found_by_looks]))
+    for looks in what_held_out_data_said(run.records):
+        began = f"found by held-out data, from {figure(looks.first)}"
+        yield looks.name.replace("_", " ").capitalize(), figure(looks.last), began
+    names = explored(run.records)
     if names:
         families = numbers.families(names)
-        ends = (f"{name} ended at {figure(run.records[-1].base.get(name))}" for name, *_ in families.values())
-        yield "Explored", next(iter(families)) if len(families) == 1 else str(len(families)), ", ".join(ends)
+        # A schedule alone moves a learning rate to its end too, which says nothing.
+        moved = [name for name, *_ in families.values() if run.compares or not is_learning_rate(name)]
+        ends = [f"{name} ended at {figure(run.records[-1].base.get(name))}" for name in moved]
+        hint = ", ".join(ends) or f"{count(run.num_replicas or 0, 'value')} in every round"
+        yield "Explored", next(iter(families)) if len(families) == 1 else str(len(families)), hint
     if rounds:
         size = statistics.mode(record.num_steps for record in rounds)
         yield "Rounds", f"{len(rounds):,}", f"of {count(size, 'step')}" if size else ""
@@ -250,5 +262,5 @@ def _origin(run: Run, found: float) -> str:
     if len(numbers.group_peaks(run)) > 1:
         return "peak of the first group"
     if asked is None or math.isclose(asked, found, rel_tol=1e-6):
-        return "peak, as asked for"
-    return f"from a guess of {figure(asked)}" if run.search is not None else f"you asked for {figure(asked)}"
+        return "peak, as given"
+    return f"from a guess of {figure(asked)}"

@@ -9,6 +9,7 @@ from typing import Any
 from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import Chart, Trace, band, curve, line, series_color, thin, unzip
 from hdet.lab.page.read_runs import Run
+from hdet.lab.page.sentences import looks_sentence
 from hdet.lab.page.what_held_out_data_said import Looks, what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
 from hdet.round_record import is_learning_rate
@@ -56,10 +57,9 @@ def value_charts(run: Run, max_points: int) -> Iterable[Chart]:
         is_moving = any(len(set(trace["y"])) > 1 for trace in traces)
         if is_moving or (traces and names & set(members)):
             caption = _caption(traces) or "The value that every replica used."
-            caption = " ".join([caption, *(said[name] for name in members if name in said)])
-            caption += f" Held-out data moved the {family.replace('_', ' ')}." * bool(
-                looks.keys() & set(members)
-            )
+            told = [said[name] for name in members if name in said]
+            told += [looks_sentence(looks[name]) for name in members if name in looks]
+            caption = " ".join([caption, *told])
             yield Chart(f"{family} over the run", caption, traces, family, hover="x unified", is_log=True)
         yield from (_slope_chart(looks[name]) for name in members if name in looks)
 
@@ -69,12 +69,11 @@ def _slope_chart(looks: Looks) -> Chart:
     what = looks.name.replace("_", " ")
     caption = (
         "Each dot is a look at held-out data, with two standard errors. Below zero smaller weights would "
+        f"score better, and {what} is added. Above zero they would score worse, and {what} is taken away only "
+        "where the held-out loss is close to the training loss. Two looks that agree move it, by how sure both "
+        "are and by how far the held-out loss is above the training loss. So looks whose bars include zero "
+        f"still move it a little. {looks.verdict}."
     )
-    caption += (
-        f"score better, and {what} is added. Above zero they would score worse, and {what} is taken away "
-    )
-    caption += "only where the held-out loss is close to the training loss. "
-    caption += f"{looks.verdict[0].upper()}{looks.verdict[1:]}."
     errors = [2 * look.error for look in looks.slopes]
     bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": "--accent"}
     style: dict[str, Any] = {"mode": "markers", "marker": {"size": 7, "color": "--accent"}, "error_y": bars}

@@ -48,7 +48,7 @@ class Looks:
     def verdict(self) -> str:
         """Say what held-out data asks for at the end."""
         verdicts = {"smaller": "smaller weights would still help", "larger": "smaller weights would not help"}
-        return f"at the end {verdicts.get(self.side, 'it is not clear whether smaller weights would help')}"
+        return f"At the end {verdicts.get(self.side, 'it is not clear whether smaller weights would help')}"
 
 
 def what_held_out_data_said(records: Sequence[RoundRecord]) -> list[Looks]:
@@ -60,7 +60,7 @@ def what_held_out_data_said(records: Sequence[RoundRecord]) -> list[Looks]:
     ...     RoundRecord(step=20, base={"weight_decay": 0.6}, slope={"weight_decay": -0.4}, **told),
     ... ]
     >>> [(one.last, one.verdict) for one in what_held_out_data_said(records)]
-    [(0.6, 'at the end smaller weights would still help')]
+    [(0.6, 'At the end smaller weights would still help')]
     """
     found = []
     for name in dict.fromkeys(name for record in records for name in record.slope):

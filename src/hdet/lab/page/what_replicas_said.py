@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hdet.records import RoundRecord
 
 _LEAST_ROUNDS = 8
-"""Fewer rounds have no clear side."""
+"""Fewer rounds are too few to tell."""
+_CLEAR = 2.5
+"""Standard errors of a count of coin tosses beyond which a side is clear. Where there is none, one run of 60
+rounds in seventy seems to have one."""
 _LARGEST = 1e100
 _MAX_PLACES = 17
 _OfReplicas = Callable[[RoundRecord], Sequence[float | None]]
@@ -26,47 +29,127 @@ class Mean(NamedTuple):
     num: int
 
 
+class Stretch(NamedTuple):
+    """Counts the rounds of a part of the run by the side that did better in them."""
+
+    num_higher: int
+    num_lower: int
+    num: int
+    """Of all rounds, also of those in which no side did better."""
+
+    @property
+    def side(self) -> str:
+        """``higher`` or ``lower``, whichever did better in clearly more rounds; empty if none did.
+
+        Each round counts once. Losses differ most in the first rounds, whose mean would hide all others.
+        """
+        lead = self.num_higher - self.num_lower
+        if self.num < _LEAST_ROUNDS or abs(lead) <= _CLEAR * math.sqrt(self.num):
+            return ""
+        return "higher" if lead > 0 else "lower"
+
+    def told(self, name: str) -> str:
+        """Name the side in a few words."""
+        return f"{self.side} {name} did better" if self.side else f"no clear side of {name}"
+
+    @property
+    def counts(self) -> str:
+        """Tell in how many rounds the side did better, or the lower one where none is clear."""
+        if self.side:
+            return f"in {max(self.num_higher, self.num_lower)} of {self.num} rounds"
+        return f"lower in {self.num_lower} of {self.num} rounds"
+
+
 @dataclass(frozen=True)
 class Said:
-    """Losses of the replicas against their values of one hyperparameter, over the rounds of a run."""
+    """Losses of the replicas against their values of one hyperparameter, over the rounds of a run.
+
+    The run is cut in two where the rounds before and those after are most of one mind. If both parts have a
+    clear side, both are told. Else it is the side of all rounds.
+    """
 
     name: str
     rounds: list[tuple[int, float]]
     """Step, and loss at the highest value minus loss at the lowest, on the line fitted to the round."""
     width: float
     """Log of the highest value over the lowest."""
+    num_before: int
+    """Rounds before the side changed; 0 if it did not."""
     places: list[Mean]
-    """By value over the mean value: loss minus the mean loss of the round."""
+    """By value over the mean value: loss minus the mean loss of the round, of the rounds since then."""
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Give the parts of the run that differ, one or two."""
+        parts = self.rounds[: self.num_before], self.rounds[self.num_before :]
+        return [_counted(part) for part in parts if part]
+
+    @property
+    def turn(self) -> int:
+        """Give the last step before the side changed; 0 if it did not."""
+        return self.rounds[self.num_before - 1][0] if self.num_before else 0
 
     @property
     def difference(self) -> Mean:
-        """Loss at the highest value minus loss at the lowest, over all rounds."""
-        return mean_of([difference for _, difference in self.rounds])
+        """Loss at the highest value minus loss at the lowest, over the rounds after :attr:`turn`."""
+        return mean_of([difference for _, difference in self.rounds[self.num_before :]])
 
     @property
     def slope(self) -> tuple[float, float]:
-        """Slope of the loss on the log of the value, and its standard error."""
+        """Slope of the loss on the log of the value, and its standard error, after :attr:`turn`."""
         return self.difference.mean / self.width, self.difference.error / self.width
 
     @property
-    def side(self) -> str:
-        """``higher`` or ``lower``, whichever gave lower losses; empty where that is within two errors."""
-        _, mean, error, count = self.difference
-        if count < _LEAST_ROUNDS or abs(mean) <= 2 * error:
-            return ""
-        return "higher" if mean < 0 else "lower"
+    def can_tell(self) -> bool:
+        """Tell whether there are enough rounds for a side to be clear."""
+        return len(self.rounds) >= _LEAST_ROUNDS
+
+    @property
+    def is_clear(self) -> bool:
+        """Tell whether any part of the run has a side."""
+        return any(stretch.side for stretch in self.stretches)
 
     @property
     def verdict(self) -> str:
-        """Name the side in a few words."""
-        return f"{self.side} {self.name} did better" if self.side else f"no clear side of {self.name}"
+        """Name the sides in a few words."""
+        return self._told(lambda stretch: "")
 
     @property
     def sentence(self) -> str:
-        """Say the verdict, and the difference that it rests on with its standard error."""
-        _, mean, error, count = self.difference
-        what = f"loss at the highest value minus the lowest {mean:+.2g} ± {error:.1g}"
-        return f"{self.verdict[0].upper()}{self.verdict[1:]} ({what}, {count} rounds)."
+        """Say the verdict, and the counts that it rests on."""
+        verdict = self._told(lambda stretch: f" ({stretch.counts})")
+        return f"{verdict[0].upper()}{verdict[1:]}."
+
+    def _told(self, counts: Callable[[Stretch], str]) -> str:
+        if not self.can_tell:
+            return f"too few rounds to tell the better side of {self.name}"
+        times = [f" until step {self.turn:,}", " after it"] if self.turn else [""]
+        parts = zip(self.stretches, times, strict=True)
+        return ", ".join(f"{stretch.told(self.name)}{when}{counts(stretch)}" for stretch, when in parts)
+
+
+def _counted(rounds: Sequence[tuple[int, float]]) -> Stretch:
+    """Count the sides of rounds.
+
+    >>> _counted([(10, -0.5), (20, 0.0), (30, -0.1)])
+    Stretch(num_higher=2, num_lower=0, num=3)
+    """
+    return Stretch(sum(d < 0 for _, d in rounds), sum(d > 0 for _, d in rounds), len(rounds))
+
+
+def _num_before_turn(rounds: Sequence[tuple[int, float]]) -> int:
+    """Count the rounds before the side changed; 0 if it did not.
+
+    >>> _num_before_turn([(step, 9.0) for step in range(8)] + [(step, -0.1) for step in range(8, 40)])
+    8
+    >>> _num_before_turn([(step, -0.1) for step in range(40)])
+    0
+    """
+    leads = [0]
+    for _, difference in rounds:
+        leads.append(leads[-1] + (difference < 0) - (difference > 0))
+    cut = max(range(len(rounds)), key=lambda k: abs(leads[k]) + abs(leads[-1] - leads[k]))
+    return cut if _counted(rounds[:cut]).side and _counted(rounds[cut:]).side else 0
 
 
 def explored(records: Sequence[RoundRecord]) -> list[str]:
@@ -95,8 +178,9 @@ def what_replicas_said(records: Sequence[RoundRecord]) -> list[Said]:
             fitted = statistics.linear_regression(logs, [loss for _, _, loss in points])
             rounds.append((step, fitted.slope * widths[-1]))
         if len(rounds) > 1:
-            places = means_by_place(records, name, scores_of)
-            found.append(Said(name, rounds, statistics.fmean(widths), places))
+            said = Said(name, rounds, statistics.fmean(widths), _num_before_turn(rounds), [])
+            since = [record for record in records if record.step > said.turn]
+            found.append(replace(said, places=means_by_place(since, name, scores_of)))
     return found
 
 

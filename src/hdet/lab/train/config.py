@@ -55,7 +55,7 @@ class RunConfig:
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     """adamw, adam or sgd."""
     weight_decay: NotNegative = 0.0
-    """Weight decay, or its start where it is found (0: 0.03 with adamw, 5e-4 with sgd)."""
+    """Weight decay. Where it is found, the start; 0 then means 0.03 (adamw) or 5e-4 (sgd)."""
     momentum: Share = 0.9
     """Momentum of sgd."""
     anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
@@ -87,13 +87,13 @@ class RunConfig:
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
     floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
-    """Share of the peak that its decay aims at with paper."""
+    """Share of the peak that the decay of the paper's controller aims at."""
     temperature: float | None = None
     """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True
     """Compare replicas on one held-out batch, or on their training losses."""
     find_decay: bool = False
-    """Let held-out data move the weight decay (default: where the data repeat).
+    """Let held-out data move the weight decay (default: where data repeats).
 
     See :meth:`should_find_decay`."""
     noise_scale: NotNegative = 0.0

@@ -28,7 +28,7 @@ from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
 
 _START = {"adamw": 0.03, "sgd": 5e-4}
-"""The weight decay that held-out data moves where none was asked for."""
+"""The weight decay that held-out data moves where none is given."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Holds the bytes that a container may use, where it is limited."""
 

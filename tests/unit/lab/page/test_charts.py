@@ -8,7 +8,7 @@ import pytest
 from hdet.lab.page import Evaluation, Run, read_run
 from hdet.lab.page.chart import Chart, Pool, line, thin
 from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
-from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts
+from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts, said_over_run_charts
 from hdet.lab.page.run_comparison import comparison_charts, comparison_metric_charts, comparison_table
 from hdet.lab.page.run_numbers import base_series, fan_limits, plan_series
 from hdet.lab.page.value_charts import rate_charts, value_charts
@@ -28,6 +28,7 @@ def all_charts(one: Run, max_points: int = 2000) -> list[Chart]:
     parts = (
         rate_charts,
         loss_charts,
+        said_over_run_charts,
         said_charts,
         value_charts,
         controller_charts,
@@ -157,7 +158,7 @@ def test_without_a_spread_there_is_one_training_loss() -> None:
     records = [record(i, losses=[1.0, 2.0], multipliers={"lr": [1.0, 1.0]}) for i in (1, 2)]
     (chart,) = loss_charts(run(*records), 2000)
     assert [(t["name"], t["y"]) for t in chart.traces] == [("training loss", [1.5, 1.5])]
-    assert list(said_charts(run(*records), 2000)) == []
+    assert list(said_charts(run(*records), 2000)) == list(said_over_run_charts(run(*records), 2000)) == []
 
 
 def test_the_cost_of_a_sync_is_stacked_by_what_it_was_spent_on() -> None:
@@ -186,13 +187,12 @@ def test_the_band_and_the_syncs_are_drawn_around_the_base() -> None:
 def test_losses_are_drawn_against_values_with_their_slope() -> None:
     spread: dict[str, Any] = {"multipliers": {"lr": [0.8, 1.2]}, "values": {"lr": [0.08, 0.12]}}
     records = [record(10 * i, losses=[2.0 + i % 2, 1.0], **spread) for i in range(1, 25)]
-    against, over_run = said_charts(run(*records), 2000)
+    (against,), (over_run,) = (charts(run(*records), 2000) for charts in (said_charts, said_over_run_charts))
     dots, fitted = against.traces
     assert dots["x"] == pytest.approx([0.8, 1.2]) and dots["y"] == pytest.approx([0.75, -0.75])
     assert fitted["y"] == pytest.approx([0.75, -0.75])
     assert against.caption.startswith(
-        "Higher lr did better (loss at the highest value minus the lowest -1.5 ± 0.1, 24 rounds). "
-        "Slope of the loss on the log of the value: lr -3.7 ± 0.3."
+        "Higher lr did better (in 24 of 24 rounds). Slope of the loss on the log of lr: -3.7 ± 0.3."
     )
     (line,) = over_run.traces
     assert line["x"] == list(range(20, 241, 20)) and line["y"] == pytest.approx([-1.5] * 12)
@@ -205,9 +205,7 @@ def test_an_explored_value_says_what_the_probe_said() -> None:
     records = [record(i, num_steps=1, losses=[9.0, 1.0], probes=[1.0, 1.5], **spread) for i in range(1, 13)]
     (chart,) = value_charts(run(*records), 2000)
     assert chart.title == "wd over the run" and chart.traces[1]["y"] == pytest.approx([0.3] * 12)
-    assert chart.caption.endswith(
-        "Lower wd did better (loss at the highest value minus the lowest +0.5 ± 0, 12 rounds)."
-    )
+    assert chart.caption.endswith("Lower wd did better (in 12 of 12 rounds).")
 
 
 def test_looks_at_held_out_data_are_drawn_with_their_errors() -> None:
@@ -220,12 +218,13 @@ def test_looks_at_held_out_data_are_drawn_with_their_errors() -> None:
     decay, slopes = all_charts(run(*records))[-2:]
     # It is drawn though it stayed where it was.
     assert decay.title == "<wd> over the run" and decay.is_log and set(decay.traces[-1]["y"]) == {0.2}
-    assert decay.caption.endswith("Held-out data moved the <wd>.")
+    assert "Held-out data left the <wd> at 0.2 (2 looks)." in decay.caption
     zero, dots = slopes.traces
     assert (dots["x"], dots["y"]) == ([10, 20], [-1.5, 0.5])  # a slope that is no number is left out
     assert dots["error_y"]["array"] == [0.5, 0.5]
     assert (zero["x"], zero["y"]) == ([10, 20], [0.0, 0.0])
     assert "Below zero smaller weights would score better, and <wd> is added." in slopes.caption
+    assert "looks whose bars include zero still move it a little" in slopes.caption
     assert "it is not clear whether smaller weights would help" in slopes.caption.lower()
     assert "<wd>" not in json.dumps([Pool().add(chart) for chart in (decay, slopes)])
     assert not any("Signal" in chart.title for chart in all_charts(run(*records)))
@@ -233,7 +232,7 @@ def test_looks_at_held_out_data_are_drawn_with_their_errors() -> None:
 
 COMPARED = [
     "Learning rate over the run", "Loss",
-    "Losses of the replicas against their values", "Highest value minus lowest, over the run",
+    "What the replicas said", "Losses of the replicas against their values",
     "weight_decay over the run", "Signal and velocity: lr", "Signal and velocity: weight_decay",
     "Metric: mean error", "Metric: explained variance", "Cost of the syncs", "Replicas left out and healed",
 ]  # fmt: skip

@@ -250,7 +250,7 @@ def test_everything_that_was_found_is_within_the_axis(one: Visit) -> None:
 
 def test_numbers_are_tables(one: Visit) -> None:
     for title, head, rows in (
-        ("Highest value minus lowest, over the run", "optimizer step", 12),
+        ("What the replicas said", "optimizer step", 12),
         ("Replicas left out and healed", "what", 4),
         ("Search for the learning rate", "what", 20),
         ("Learning rate over the run", "optimizer step", 300),

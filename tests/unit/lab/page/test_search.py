@@ -52,7 +52,7 @@ def test_a_real_search_is_drawn_as_it_was_recorded(tmp_path: Path) -> None:
     assert [list(pair) for pair in zip(trials["x"], trials["y"], strict=True)] == sorted(search.trials)
     ramp = [lr for lr, _ in search.ramp]
     assert traces["ramp"]["x"] == ramp[: len(traces["ramp"]["x"])]
-    assert traces["asked for: 0.01"]["x"] == [0.01, 0.01]
+    assert traces["guess: 0.01"]["x"] == [0.01, 0.01]
     assert traces[f"found: {figure(search.found)}"]["x"] == [search.found] * 2
     likely = f"likely: {figure(search.low, 2)} to {figure(search.high, 2)} (80 %)"
     assert traces[likely]["x"] == [search.low, search.high]
@@ -68,23 +68,23 @@ def test_by_hand() -> None:
     assert (bottom, top) == pytest.approx((0.8 - 0.08 * 1.44, 2.24 + 0.08 * 1.44))
     assert traces["ramp"]["x"] == [1e-6, 1e-4, 1e-2, 1e-1, 1.0] and traces["ramp"]["y"][-1] == top
     assert chart.y_title == "loss (nats)" and chart.layout["xaxis"] == {"type": "log"}
-    assert "The answer comes from trials, weighed against your guess" in chart.caption
+    assert "The answer comes from trials, weighed against the guess" in chart.caption
 
 
 def test_what_was_found_is_said() -> None:
     one = run(SEARCH)
-    assert headline(one) == "Found a learning rate of 3.2e-3, 32 times the 1e-4 that you asked for."
+    assert headline(one) == "Found a learning rate of 3.2e-3, 32 times the guess of 1e-4."
     assert sentence(one).startswith(
         "The best learning rate is probably between 1.6e-3 and 6.1e-3 (80 %). The search took 1,234 steps. "
     )
     lower = run(replace(SEARCH, asked=0.032))
-    assert headline(lower) == "Found a learning rate of 3.2e-3, 10 times below the 0.032 that you asked for."
+    assert headline(lower) == "Found a learning rate of 3.2e-3, 10 times below the guess of 0.032."
     assert (asked_lr(one), found_lr(one)) == (1e-4, 3.2e-3)
 
 
 def test_an_answer_that_is_too_far_off_is_said_to_need_another_search() -> None:
     assert sentence(run(replace(SEARCH, asked=1e-6))).startswith(
-        "The search went to its limits. To be sure, search again with this learning rate as your guess. "
+        "The search went to its limits. To be sure, search again with this learning rate as the guess. "
     )
 
 
@@ -92,14 +92,17 @@ def test_a_number_that_was_kept_is_said_with_the_reason() -> None:
     kept = replace(
         SEARCH, found=1e-4, reason="your guess, because the search could not tell: no trial learnt anything"
     )
-    assert headline(run(kept)) == "Kept your learning rate of 1e-4, because no trial learnt anything."
+    assert (
+        headline(run(kept))
+        == "Kept the guess of 1e-4 for the learning rate, because no trial learnt anything."
+    )
 
 
 def test_a_search_that_agrees_with_the_user_is_said() -> None:
     agreed = replace(SEARCH, found=1.0001e-4)
-    assert headline(run(agreed)) == ("Found a learning rate of 1e-4, which is what you asked for.")
+    assert headline(run(agreed)) == "Found a learning rate of 1e-4, as guessed."
     close = replace(SEARCH, found=1.03e-4)
-    assert headline(run(close)) == "Found a learning rate of 1.03e-4, close to the 1e-4 that you asked for."
+    assert headline(run(close)) == "Found a learning rate of 1.03e-4, close to the guess of 1e-4."
 
 
 def test_a_run_that_has_only_searched_says_so(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_factor_is_taken_from_the_records_if_nobody_stated_it() -> None:
 
 def test_an_averaged_tail_is_said() -> None:
     averaged = sentence(run(records=[record(num_averaged_steps=45)]))
-    assert "The final weights are a mean over 45 of the last steps." in averaged
+    assert "The final weights are the mean over the last 45 steps." in averaged
     assert "final weights" not in sentence(run())
 
 
@@ -104,7 +104,7 @@ def test_without_a_search_the_headline_says_what_was_trained_with() -> None:
     still = run(records=[record(correction={"lr": 1.0})], result={})
     assert headline(still) == "Started from a learning rate of 3e-4, without a search."
     assert headline(run()) == (
-        "The controller asks for a learning rate of 3.93e-4, 1.3 times the 3e-4 that you asked for."
+        "The controller asks for a learning rate of 3.93e-4, 1.3 times the guess of 3e-4."
     )
     assert headline(Run(path=Path("a"), name="a")) == ""
 
@@ -169,9 +169,13 @@ def test_a_run_with_a_spread_says_what_differed_and_what_the_replicas_said() -> 
     )
     quiet = run(records=[record(5 * i, **more | {"losses": [1.0, 1.0]}) for i in range(1, 21)])
     assert sentence(quiet).endswith(" What the replicas said: no clear side.")
+    few = run(records=[record(5 * i, **more) for i in range(1, 6)])
+    assert sentence(few).endswith(" What the replicas said: too few rounds to tell.")
+    guarded = replace(one, config=CONFIG | {"controller": "guard"})
+    assert sentence(guarded).endswith(" In this run they did not move the learning rate.")
     tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
-    assert tiles["Learning rate found"] == ("3.93e-4", "you asked for 3e-4")
-    assert tiles["Explored"] == ("2", "lr ended at 1e-5, wd.a ended at 0.02")
+    assert tiles["Learning rate found"] == ("3.93e-4", "from a guess of 3e-4")
+    assert tiles["Explored"] == ("2", "wd.a ended at 0.02")  # its schedule alone moved lr
     assert tiles["Rounds"] == ("20", "of 5 steps")
 
 
@@ -182,11 +186,11 @@ def test_held_out_data_that_moved_the_weight_decay_is_said() -> None:
     one = run(records=[record(300 * i, base=base, **told) for i, base in enumerate(bases, start=1)])
     assert not one.compares  # nobody compared replicas
     assert sentence(one) == (
-        "8 replicas trained for 600 steps in 41 s. Held-out data moved the weight decay from 0.3 to 0.6 in 2 "
-        "looks; at the end smaller weights would still help."
+        "8 replicas trained for 600 steps in 41 s. Held-out data moved the weight decay from 0.3 to 0.6 (2 "
+        "looks). At the end smaller weights would still help."
     )
     tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
-    assert tiles["Explored"] == ("weight_decay", "weight_decay ended at 0.6")
+    assert tiles["Weight decay"] == ("0.6", "found by held-out data, from 0.3") and "Explored" not in tiles
     both = record(600, base=bases[1], **told | {"signal": {"lr": 0.1, "weight_decay": 0.2}})
     assert run(records=[both]).compares
 
