@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,6 +40,9 @@ FLOOR = 1 / (25 * 1e4)
 """The same by OneCycleLR, which the paper says that eq. 8 aims at."""
 _CHECKPOINT_SEED = 1000
 _CURVE_POINTS = 100
+_SAME = 0.002
+"""Losses that differ by no more than this share count as the same."""
+FULL, EQUAL = "HDET (full)", "Equal replicas, same decay"
 
 
 def sync_every(steps: int) -> int:
@@ -140,9 +143,9 @@ TABLE_1 = (
     ),
     Row("HDET without controller", "spread, from a checkpoint with noise", "3.280", _no_controller),
     Row("HDET without warm start", "spread and controller, from new weights", "3.281", _cold),
-    Row("HDET (full)", "spread and controller, from a checkpoint with noise", "3.277", _full),
+    Row(FULL, "spread and controller, from a checkpoint with noise", "3.277", _full),
     Row("Plain from the checkpoint", "no spread, no noise, no controller", "", _plain_warm),
-    Row("Equal replicas, same decay", "HDET (full) with a spread of zero", "", _equal),
+    Row(EQUAL, "HDET (full) with a spread of zero", "", _equal),
 )
 """The paper's six, and the two that tell what of them is due to the checkpoint and to the decay."""
 
@@ -246,6 +249,42 @@ class Result:
         spread = f" ± {statistics.stdev(finite):.4f}" if len(finite) > 1 else ""
         mark = " †" if any(run.is_crash for run in self.runs) else ""
         return f"{statistics.fmean(finite):.4f}{spread}{mark}" if finite else "†" if self.runs else "-"
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean of the held-out losses; NaN with a crash, or without runs."""
+        losses = [math.nan if run.is_crash else run.final_loss for run in self.runs]
+        return statistics.fmean(losses) if losses else math.nan
+
+
+def remarks(results: Sequence[Result], task: str) -> list[str]:
+    """Say what the rows begin from, and what their losses tell; nothing about rows that were not run."""
+    said = [
+        "† marks a crash: no finite loss, or one above the untrained model's. The last column is the "
+        "paper's: training losses on its own data, not comparable."
+    ]
+    warm = [result.row.name for result in results if "checkpoint" in result.row.settings(100)]
+    said.append(
+        f"These rows begin from the weights of a plain run of the same length, at a ninth of the learning "
+        f"rate: {'; '.join(warm)}. In docs/reproduction.md a row of the same name begins from new weights, "
+        "so its loss is another."
+    )
+    plain = [result for result in results if result.row.settings is replica_settings]
+    if all(math.isfinite(result.mean_loss) for result in plain):
+        said.append(
+            f"On {task} no learning rate of this table breaks plain training, so nothing here shows whether "
+            "the method keeps a run from breaking."
+        )
+    full, equal = (r.mean_loss for name in (FULL, EQUAL) for r in results if r.row.name == name)
+    if abs(full - equal) <= _SAME * equal:
+        said.append(
+            f"“{FULL}” and “{EQUAL}” end at the same loss, within 0.2 %: here the spread and the replicas' "
+            "losses add nothing to the checkpoint and the decay."
+        )
+    elif math.isfinite(full - equal):
+        share, side = abs(full / equal - 1), "below" if full < equal else "above"
+        said.append(f"“{FULL}” ends {100 * share:.2g} % {side} “{EQUAL}”.")
+    return said
 
 
 def ablate(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hdet
-from hdet.lab.ablation import Result, decay_shape
+from hdet.lab.ablation import FULL, Result, decay_shape, remarks, replica_settings
 from hdet.lab.page.chart import Chart, line, series_color
 from hdet.lab.page.html_page import (
     Cell,
@@ -22,7 +22,7 @@ from hdet.lab.page.html_page import (
 )
 from hdet.method.recipe import one_cycle
 
-_SMOOTHED = 100  # points per line: means of the losses between them
+_SMOOTHED = 50  # parts of a run: points are means over them
 
 
 def build_ablation(results: Sequence[Result], base: Mapping[str, Any], out: str | Path) -> Path:
@@ -47,43 +47,48 @@ def build_ablation(results: Sequence[Result], base: Mapping[str, Any], out: str 
 def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts) -> str:
     said = (
         f"{base['task']}, {base['steps']} steps, {base['replicas']} replicas, {base['optimizer']}. Held-out "
-        "loss after the last step. † marks a crash: no finite loss, or one above the untrained model's. "
-        "The paper's column has its training losses, of another problem."
+        "loss after the last step."
     )
     rows = [
         [
             Cell(result.row.name, result.row.name),
-            Cell(result.row.description, result.row.description),
             Cell(f"{result.lr:.3g}", result.lr),
             Cell(result.loss_text, result.loss_text),
+            Cell(result.row.description, result.row.description),
             Cell(result.row.paper or "-", result.row.paper),
         ]
         for result in results
     ]
-    table = results_html(["row", "what it is", "LR", "held-out loss", "paper"], rows, label="Table 1")
+    table = results_html(["row", "LR", "held-out loss", "what it is", "paper"], rows, label="Table 1")
+    table += "".join(sentence_html(remark, "common") for remark in remarks(results, base["task"]))
     section = Section("Table 1, and figures 2 and 3", [_losses(results), _rates(results, base)], before=table)
     main = sections_html([section], charts, level=2, num_steps=base["steps"])
     return body_html("The parts of the method", sentence_html(said, "sentence"), main)
 
 
 def _losses(results: Sequence[Result]) -> Chart:
-    """Figure 2: a line per row, of the first seed."""
+    """Figure 2: a line per row, of the first seed, less that of plain training at the same learning rate."""
+    plain = next(r for r in results if r.row.settings is replica_settings and r.row.share == 1)
+    shown = [r for r in results if r is not plain and r.row.share == 1 and r.runs and plain.runs]
     traces = []
-    for place, result in enumerate(results):
-        losses = result.runs[0].losses if result.runs else []
-        block = max(1, -(-len(losses) // _SMOOTHED))
-        parts = [losses[start : start + block] for start in range(0, len(losses), block)]
-        steps = [start + len(part) for start, part in zip(range(0, len(losses), block), parts, strict=True)]
-        means = [math.fsum(part) / len(part) for part in parts]
-        traces.append(line(steps, means, result.row.name, series_color(place)))
+    for place, result in enumerate(sorted(shown, key=lambda r: r.row.name == FULL)):  # it is drawn on top
+        pairs = list(zip(result.runs[0].losses, plain.runs[0].losses, strict=False))
+        block = max(1, -(-len(pairs) // _SMOOTHED))
+        starts = range(len(pairs) // 2, len(pairs) - block + 1, block)
+        means = [math.fsum(a - b for a, b in pairs[start : start + block]) / block for start in starts]
+        is_full = result.row.name == FULL
+        color, width = ("--strong", 3) if is_full else (series_color(place), 1.5)
+        steps = [start + block for start in starts]
+        traces.append(line(steps, means, result.row.name, color, width=width))
     return Chart(
-        title="Training loss (figure 2)",
-        caption="Mean of the replicas' losses, of the first seed, averaged over a hundredth of the run.",
+        title="Training loss, less that of plain training (figure 2)",
+        caption=f"Mean of the replicas' losses in the second half of the run minus that of {plain.row.name}, "
+        "which has the same learning rate and batches. Below zero a row does better. Of the first seed, "
+        "averaged over a fiftieth of the run.",
         traces=traces,
-        y_title="training loss",
+        y_title="difference of the training loss",
         height=420,
         is_wide=True,
-        is_log=False,
     )
 
 
@@ -96,7 +101,7 @@ def _rates(results: Sequence[Result], base: Mapping[str, Any]) -> Chart:
         line(list(steps), plan, "plan, no controller", "--series-1"),
         line(list(steps), decay, "the controller's decay alone", ("--series-2", "dot")),
     ]
-    full = next(result for result in results if result.row.name == "HDET (full)")
+    full = next(result for result in results if result.row.name == FULL)
     for place, (name, points) in enumerate(full.runs[0].lrs.items() if full.runs else (), start=2):
         places, rates = zip(*points, strict=True)
         traces.append(line(list(places), list(rates), name, (series_color(place)[0], "dash")))

@@ -15,10 +15,11 @@ from hdet.lab.ablation import (
     ablate,
     decay_shape,
     method_settings,
+    remarks,
     replica_settings,
     train,
 )
-from hdet.lab.ablation_page import build_ablation
+from hdet.lab.ablation_page import _losses, build_ablation
 from hdet.lab.tasks.task import load_task
 
 BASE = {"task": "quadratic", "task_options": {"size": 8}, "lr": 0.3, "steps": 60, "replicas": 2}
@@ -75,10 +76,41 @@ def test_all_rows_train_and_make_a_page(tmp_path):
     build_ablation([Result(row, 0.1) for row in TABLE_1], BASE, tmp_path / "page.html")  # stopped before any
 
 
-def test_losses_as_text():
-    def result(*losses):
-        return Result(TABLE_1[0], 0.1, [Training(loss, 2.0, [], {}, 1.0) for loss in losses])
+def result(*losses, row=TABLE_1[0]):
+    return Result(row, 0.1, [Training(loss, 2.0, [], {}, 1.0) for loss in losses])
 
+
+def test_remarks_follow_from_the_losses():
+    def said(**losses):
+        by_name = {"plain": "Baseline-High", "full": "HDET (full)", "equal": "Equal replicas, same decay"}
+        given = {by_name[key]: loss for key, loss in losses.items()}
+        return remarks([result(given.get(row.name, 1.0), row=row) for row in TABLE_1], "charlm")
+
+    _, begin, breaks, same = said(full=1.0019)
+    warm = (
+        "Warm-Init, HDET without controller, HDET (full), Plain from the checkpoint and Equal replicas, same"
+    )
+    assert begin.startswith(f"{warm} decay begin from a checkpoint: ")
+    assert breaks.startswith("On charlm no learning rate of this table breaks plain training, ")
+    assert same.startswith("HDET (full) and “Equal replicas, same decay” end at the same loss, within 0.2%: ")
+    assert said(full=0.95)[-1] == "HDET (full) ends 5.0% below “Equal replicas, same decay”."
+    assert said(full=1.01, equal=1.005)[-1] == "HDET (full) ends 0.5% above “Equal replicas, same decay”."
+    assert len(said(plain=3.0)) == 3  # it broke
+    assert len(said(full=math.nan)) == 3 and len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 2
+
+
+def test_figure_2_is_the_difference_from_plain_training(tmp_path):
+    def falling(row, loss):
+        return Result(row, 0.1, [Training(loss, 2.0, [5.0] * 50 + [loss] * 50, {}, 1.0)])
+
+    results = [falling(row, place) for place, row in enumerate(TABLE_1)]
+    chart = _losses(results)
+    assert chart.traces[-1]["name"] == "HDET (full)" and len(chart.traces) == 6
+    assert chart.traces[-1]["y"] == [4.0] * 25 and chart.traces[-1]["x"] == list(range(52, 101, 2))
+    assert chart.traces[0]["name"] == "Warm-Init" and set(chart.traces[0]["y"]) == {1.0}
+
+
+def test_losses_as_text():
     assert result(1.0).loss_text == "1.0000"
     assert result(1.0, 2.0).loss_text == "1.5000 ± 0.7071"
     assert result(1.0, 3.0).loss_text == "2.0000 ± 1.4142 †"

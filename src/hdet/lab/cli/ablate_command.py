@@ -39,7 +39,7 @@ def ablate(
     """
     from hdet.checks import require_count
     from hdet.errors import HdetError
-    from hdet.lab.ablation import TABLE_1
+    from hdet.lab.ablation import TABLE_1, remarks
     from hdet.lab.ablation import ablate as run_rows
     from hdet.lab.ablation_page import build_ablation
     from hdet.lab.tasks.task import load_task, parse_options
@@ -66,10 +66,8 @@ def ablate(
     (path / "ablation.json").write_text(json.dumps(data), encoding="utf-8")
     rows = [(r.row.name, f"{r.lr:.3g}", r.loss_text, r.row.paper or "-") for r in results]
     screen.show(("row", "LR", "held-out loss", "in the paper"), rows)
-    screen.say(
-        "† crashed: no finite loss, or one above that of the untrained model. The paper's are training"
-    )
-    screen.say("losses of another problem.")
+    for remark in remarks(results, task):
+        screen.say(remark)
     try:
         screen.say(f"report: {build_ablation(results, base, path / 'ablation.html')}")
     except HdetError as error:  # the table does not need it

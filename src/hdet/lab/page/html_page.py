@@ -26,7 +26,7 @@ _MAX_BYTES = 5_900_000
 _MAX_POINTS, _MIN_POINTS = 2000, 24
 """Points per line; fewer where the page would grow beyond its size."""
 _MAX_TEXT = 4000
-_ROW_HEIGHT = 290
+_ROW_HEIGHT = 270
 _STAR = ' <span aria-hidden="true">★</span><span class="hidden-text"> (best)</span>'
 
 

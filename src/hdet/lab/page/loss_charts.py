@@ -135,7 +135,27 @@ def metric_charts(run: Run, max_points: int) -> Iterable[Chart]:
             color = series_color(i, len(members))
             traces += evaluated(run, name, name.replace("_", " "), color, max_points, width=2.5)
         title = "Parts of the loss" if shown == "loss" else f"Metric: {shown}"
-        yield Chart(title, "Measured on held-out data.", traces, shown, hover="x unified", height=260)
+        notes, layout = run.config.get("metric_notes"), _without_first([trace["y"] for trace in traces])
+        note = notes.get(family) if isinstance(notes, dict) else None
+        caption = "Measured on held-out data."
+        caption += f" {family} is {note}." if note else ""
+        caption += " The first values are far off, and cut off." if layout else ""
+        yield Chart(title, caption, traces, shown, hover="x unified", height=260, layout=layout)
+
+
+def _without_first(lines: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """An axis for all values but the first of each line, where these would flatten the others.
+
+    >>> _without_first([[3.0, 1.0, 0.5]]), _without_first([[1.2, 1.0, 0.5]])
+    ({'yaxis': {'range': [0.475, 1.025]}}, {})
+    """
+    rest = [value for values in lines for value in values[1:]]
+    if not rest:
+        return {}
+    low, high = min(rest), max(rest)
+    room = 0.05 * (high - low)
+    is_far = any(not low - (high - low) <= values[0] <= high + (high - low) for values in lines)
+    return {"yaxis": {"range": [low - room, high + room]}} if is_far and room else {}
 
 
 def evaluated(run: Run, metric: str, label: str, color: Color, max_points: int, **style: Any) -> list[Trace]:

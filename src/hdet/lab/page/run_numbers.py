@@ -96,7 +96,7 @@ def _trace(record: RoundRecord, name: str) -> list[tuple[int, float]]:
 
 
 def asked_lr(run: Run) -> float | None:
-    """The learning rate that was given as a guess, as a peak; that of the first group where only records tell."""
+    """The guess of the learning rate, as a peak; that of the first group where only records tell."""
     if run.search is not None:
         return run.search.asked
     stated = number(run.config.get("lr"))

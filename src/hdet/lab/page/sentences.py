@@ -230,8 +230,9 @@ def run_tiles(run: Run) -> Iterable[Tile]:
         yield short(name.replace("_", " "), 30), figure(value, 4), "held-out"
     rounds = [record for record in run.records if record.ends_round]
     for looks in what_held_out_data_said(run.records):
-        began = f"found by held-out data, from {figure(looks.first)}"
-        yield looks.name.replace("_", " ").capitalize(), figure(looks.last), began
+        first, last = figure(looks.first), figure(looks.last)
+        hint = "left there by held-out data" if first == last else f"found by held-out data, from {first}"
+        yield looks.name.replace("_", " ").capitalize(), last, hint
     names = explored(run.records)
     if names:
         families = numbers.families(names)

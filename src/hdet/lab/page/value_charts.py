@@ -69,10 +69,10 @@ def _slope_chart(looks: Looks) -> Chart:
     what = looks.name.replace("_", " ")
     caption = (
         "Each dot is a look at held-out data, with two standard errors. Below zero smaller weights would "
-        f"score better, and {what} is added. Above zero they would score worse, and {what} is taken away only "
-        "where the held-out loss is close to the training loss. Two looks that agree move it, by how sure both "
-        "are and by how far the held-out loss is above the training loss. So looks whose bars include zero "
-        f"still move it a little. {looks.verdict}."
+        f"score better, and {what} is added. Above zero they would score worse, and {what} is taken away "
+        "only where the held-out loss is close to the training loss. Two looks that agree move it, by how "
+        "sure both are and by how far the held-out loss is above the training loss. So looks whose bars "
+        f"include zero still move it a little. {looks.verdict}."
     )
     errors = [2 * look.error for look in looks.slopes]
     bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": "--accent"}

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -68,6 +69,12 @@ class Feed(Task):
     learning_rate = 5e-3
     num_steps = 1000
     loss_unit = "mean binary cross-entropy (nats)"
+    metric_notes = MappingProxyType(
+        {
+            "auc": "the chance that an item with the action is ranked above one without (0.5 is a coin toss)",
+            "ne": "normalised entropy, the loss over that of always predicting the average (1 is no better)",
+        }
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.log, os.PathLike):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ class Task(abc.ABC):
     """All virtual replicas run at once (``torch.func.vmap``); False runs them one by one."""
     loss_unit: str = "loss"
     """Names the loss, for axes and tables."""
+    metric_notes: Mapping[str, str] = MappingProxyType({})
+    """Tells in a few words what a metric is, by its name, for the report."""
 
     @abc.abstractmethod
     def build_model(self, seed: int) -> nn.Module:

@@ -291,7 +291,7 @@ def task_facts(task: Task) -> dict[str, Any]:
     options = {f.name: getattr(task, f.name) for f in fields if f.init and f.name[0] != "_"}
     kinds = (str, int, float, list, tuple, dict, type(None))
     plain = {name: _plain(value) for name, value in options.items() if isinstance(value, kinds)}
-    return {"loss_unit": task.loss_unit, "task_settings": plain}
+    return {"loss_unit": task.loss_unit, "metric_notes": dict(task.metric_notes), "task_settings": plain}
 
 
 def _plain(value: Any) -> Any:

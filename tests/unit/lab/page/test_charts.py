@@ -161,6 +161,18 @@ def test_without_a_spread_there_is_one_training_loss() -> None:
     assert list(said_charts(run(*records), 2000)) == list(said_over_run_charts(run(*records), 2000)) == []
 
 
+def test_a_metric_is_explained_and_not_flattened_by_its_first_value() -> None:
+    measured = [Evaluation(10 * i, 0.5, {"ne": ne, "auc": 0.5}) for i, ne in enumerate([3.0, 1.0, 0.8])]
+    entropy, area = metric_charts(run(evaluations=measured, config={"metric_notes": {"ne": "a share"}}), 2000)
+    assert entropy.layout["yaxis"]["range"] == pytest.approx([0.79, 1.01])
+    assert entropy.caption == (
+        "Measured on held-out data. ne is a share. The first values are far off, and cut off."
+    )
+    assert area.layout == {} and area.caption == "Measured on held-out data."
+    odd, _ = metric_charts(run(evaluations=measured[:1], config={"metric_notes": 3}), 2000)
+    assert odd.layout == {}
+
+
 def test_the_cost_of_a_sync_is_stacked_by_what_it_was_spent_on() -> None:
     timed = [record(7 * i, milliseconds={"steer": 2.0, "measure": i}) for i in range(1, 41)]
     (chart,) = health_charts(run(*timed), 2000)

@@ -149,8 +149,15 @@ def test_the_first_screen_shows_what_was_found(one: Visit) -> None:
             figure.querySelector(".title").textContent,
             figure.querySelector(".main-svg").getBoundingClientRect().bottom + scrollY]))"""
     )
-    assert list(bottoms) == ["Search for the learning rate", "Learning rate over the run", "Loss"]
-    assert max(bottoms.values()) < 900
+    first = ["Search for the learning rate", "Learning rate over the run", "What the replicas said", "Loss"]
+    assert list(bottoms) == first and max(bottoms.values()) < 900
+
+
+def test_tools_cover_no_data_before_the_mouse_is_there(one: Visit) -> None:
+    shown = "(bar) => getComputedStyle(bar).opacity"
+    bar = one.figure("Loss").locator(".modebar")
+    one.page.mouse.move(0, 0)
+    assert bar.evaluate(shown) == "0"
 
 
 def test_axes_reach_to_the_last_step_and_nothing_is_clipped(one: Visit) -> None:
@@ -184,10 +191,10 @@ def test_every_chart_has_a_name_and_a_caption(one: Visit) -> None:
 def test_the_keyboard_reaches_everything(one: Visit) -> None:
     focused = "() => { const e = document.activeElement; return e.className || e.id || e.tagName }"
     seen = []
-    for _ in range(7):
+    for _ in range(8):
         one.page.keyboard.press("Tab")
         seen.append(one.page.evaluate(focused))
-    assert seen == ["skip", "theme", "SUMMARY", "BUTTON", "SUMMARY", "BUTTON", "SUMMARY"]
+    assert seen == ["skip", "theme", "SUMMARY", "BUTTON", "SUMMARY", "SUMMARY", "BUTTON", "SUMMARY"]
     one.page.locator("#theme").focus()
     for expected in ("dark", "light"):
         one.page.keyboard.press("Enter")
@@ -242,7 +249,7 @@ def test_dark_changes_page_and_charts(one: Visit) -> None:
 
 def test_everything_that_was_found_is_within_the_axis(one: Visit) -> None:
     seen = """(div) => [div._fullLayout.xaxis.type, div._fullLayout.xaxis.range, div.data.filter(
-        (trace) => /asked|found|likely/.test(trace.name)).flatMap((trace) => trace.x)]"""
+        (trace) => /guess|found|likely/.test(trace.name)).flatMap((trace) => trace.x)]"""
     kind, (low, high), marks = one.figure("Search for the learning rate").locator(".plot").evaluate(seen)
     assert kind == "log" and len(marks) == 8
     assert 10**low < min(marks) and max(marks) < 10**high

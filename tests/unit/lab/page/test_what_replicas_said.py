@@ -60,8 +60,8 @@ HIGHER, LOWER, MIXED = [-1.0], [0.001], [0.001, -0.001]
         # The first rounds are a thousand times larger: their mean would hide all others.
         (
             HIGHER * 8 + LOWER * 50,
-            "Higher lr did better until step 80 (in 8 of 8 rounds), lower lr did better after it (in 50 of 50 "
-            "rounds).",
+            "Higher lr did better until step 80 (in 8 of 8 rounds), lower lr did better after it "
+            "(in 50 of 50 rounds).",
         ),
         (HIGHER + LOWER * 30, "Lower lr did better (in 30 of 31 rounds)."),
         (LOWER * 15 + MIXED * 4, "Lower lr did better (in 19 of 23 rounds)."),
