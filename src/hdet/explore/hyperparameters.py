@@ -145,7 +145,7 @@ class OptimizerField(Spreading):
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
             warn(
                 f"{type(self).__name__} found no {looked_for} in the groups of {type(optimizer).__name__}: "
-                "nothing is explored",
+                "nothing is explored" + ". Start it above zero" * self.skips_zero,
                 NoEffectWarning,
             )
             return []

@@ -87,14 +87,14 @@ def test_remarks_follow_from_the_losses():
         return remarks([result(given.get(row.name, 1.0), row=row) for row in TABLE_1], "charlm")
 
     _, begin, breaks, same = said(full=1.0019)
-    warm = (
-        "Warm-Init, HDET without controller, HDET (full), Plain from the checkpoint and Equal replicas, same"
-    )
-    assert begin.startswith(f"{warm} decay begin from a checkpoint: ")
+    warm = "Warm-Init; HDET without controller; HDET (full); Plain from the checkpoint; Equal replicas, same"
+    assert f": {warm} decay. In docs/reproduction.md a row of the same name begins from new " in begin
     assert breaks.startswith("On charlm no learning rate of this table breaks plain training, ")
-    assert same.startswith("HDET (full) and “Equal replicas, same decay” end at the same loss, within 0.2%: ")
-    assert said(full=0.95)[-1] == "HDET (full) ends 5.0% below “Equal replicas, same decay”."
-    assert said(full=1.01, equal=1.005)[-1] == "HDET (full) ends 0.5% above “Equal replicas, same decay”."
+    assert same.startswith(
+        "“HDET (full)” and “Equal replicas, same decay” end at the same loss, within 0.2 %: "
+    )
+    assert said(full=0.95)[-1] == "“HDET (full)” ends 5 % below “Equal replicas, same decay”."
+    assert said(full=1.01, equal=1.005)[-1] == "“HDET (full)” ends 0.5 % above “Equal replicas, same decay”."
     assert len(said(plain=3.0)) == 3  # it broke
     assert len(said(full=math.nan)) == 3 and len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 2
 

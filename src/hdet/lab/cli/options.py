@@ -61,10 +61,10 @@ def takes(
         if default is None:
             hint = hint | None
         flags = [f"--{name.replace('_', '-')}"] if default is False else []  # nobody needs to say no
-        shown = f"{default:.3g}" if isinstance(default, float) and len(str(default)) > 6 else True
-        option = typer.Option(
-            *flags, help=helps[name], rich_help_panel=headings.get(name), show_default=shown
-        )
+        told, is_long = helps[name], isinstance(default, float) and len(str(default)) > 6
+        told = f"{told.rstrip('.')} (default: {default:.3g})." if is_long else told
+        panel = headings.get(name)
+        option = typer.Option(*flags, help=told, rich_help_panel=panel, show_default=not is_long)
         default = inspect.Parameter.empty if default is dataclasses.MISSING else default
         option = Annotated[hint, option]
         options.append(inspect.Parameter(name, _KEYWORD, default=default, annotation=option))

@@ -146,13 +146,24 @@ _FLAGS = {
 """Options by the names that the library has for them."""
 
 
+_REMEDIES = {
+    "Give more held-out data": "Leave --find-decay out, or use a task with a larger probe_batch()",
+    "Start it above zero": "Pass --weight-decay 0.03",
+}
+"""What a user of the command can do, by what the library says."""
+
+
 def show_warnings_plainly() -> None:
     """Show hdet's warnings in one line, without the line of code that led to them. For this whole process."""
     as_python_does = warnings.formatwarning
 
     def one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
-        is_ours = issubclass(category, HdetWarning)
-        return f"hdet: warning: {message}\n" if is_ours else as_python_does(message, category, *place)
+        if not issubclass(category, HdetWarning):
+            return as_python_does(message, category, *place)
+        text = str(message)
+        for in_library, here in _REMEDIES.items():
+            text = text.replace(in_library, here)
+        return f"hdet: warning: {text}\n"
 
     warnings.formatwarning = one_line
 

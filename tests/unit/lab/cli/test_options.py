@@ -36,6 +36,11 @@ def test_fields_are_options_with_the_sentences_under_them():
     assert found["days"].annotation.__origin__ == int | None
 
 
+def test_a_long_default_is_rounded_in_the_help():
+    option = inspect.signature(run).parameters["spread"].annotation.__metadata__[0]
+    assert option.help.endswith("; 0 keeps them equal (default: 0.111).") and option.show_default is False
+
+
 @pytest.mark.parametrize("field", dataclasses.fields(RunConfig), ids=lambda field: field.name)
 def test_every_setting_of_a_run_is_an_option_with_help(field):
     option = inspect.signature(run).parameters[field.name]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
+import torch
+
+import hdet
 from hdet.errors import HdetWarning
 from hdet.lab.cli.screen import show_warnings_plainly
 
@@ -13,3 +17,15 @@ def test_a_warning_of_hdet_is_one_line_and_others_are_as_python_shows_them(monke
     show_warnings_plainly()
     said = [warnings.formatwarning("rows", kind, "a.py", 3) for kind in (HdetWarning, UserWarning)]
     assert said[0] == "hdet: warning: rows\n" and said[1].startswith("a.py:3: UserWarning: rows")
+
+
+def test_a_warning_has_a_remedy_that_the_command_has(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    show_warnings_plainly()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    with pytest.warns(HdetWarning) as caught:
+        hdet.Probe([torch.zeros(2, 1)], lambda model, batch: batch.mean())
+        hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(0.5)], sync_every=2)
+    few, none = (warnings.formatwarning(one.message, one.category, "a.py", 3) for one in caught[:2])
+    assert few.endswith("chance. Leave --find-decay out, or use a task with a larger probe_batch()\n")
+    assert none.endswith("nothing is explored. Pass --weight-decay 0.03\n")
