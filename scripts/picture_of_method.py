@@ -100,9 +100,13 @@ def draw(run: dict[str, Any]) -> None:
         for sync in syncs:
             axes.axvline(sync, color=GREY, linewidth=0.8, linestyle=":")
         axes.set(xlabel="step", xlim=(steps[0] - 1, steps[-1] + 1))
+    told: dict[str, Any] = {"color": RED, "fontsize": 9}
     left.set(ylabel="learning rate", title="Fan-out: eight replicas,\neight learning rates")
-    left.text(steps[0] + 3, left.get_ylim()[0], "one replica in red", color=RED, va="bottom", fontsize=9)
-    middle.set(ylabel="distance from the mean", title=f"Converge: averaged\nevery {STEPS_PER_ROUND} steps")
+    left.text(0.97, 0.97, "one replica in red", transform=left.transAxes, ha="right", va="top", **told)
+    middle.set(
+        ylabel="position along the round's step,\nfrom the mean",
+        title=f"Converge: averaged\nevery {STEPS_PER_ROUND} steps",
+    )
     points = [
         (factor, 100 * (loss / statistics.fmean(record["probes"]) - 1))
         for record in run["rounds"]
@@ -115,10 +119,10 @@ def draw(run: dict[str, Any]) -> None:
     right.set(
         xlabel="learning rate of a replica over the base",
         ylabel="loss on the probe, % from the mean",
-        title="Steer: what the replicas\nsaid in all rounds",
+        title="Compare: what the replicas\nsaid in all rounds",
     )
     said = f"+10 % learning rate:\n{10 * slope:+.3f} ± {10 * error:.3f} % loss"
-    right.text(0.03, 0.97, said, transform=right.transAxes, color=RED, va="top", fontsize=9)
+    right.text(0.03, 0.97, said, transform=right.transAxes, va="top", **told)
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(PICTURE, dpi=130, metadata={"Software": None})
