@@ -184,8 +184,9 @@ def _moved(run: Run) -> str:
         return f"The run collapsed {often}. The guard went back and lowered the learning rate{lowered}."
     if not run.compares:
         differed = any(is_learning_rate(name) for name in explored(run.records))
-        is_steered = run.config.get("controller") not in ("guard", "none")
-        return "" if is_steered or not differed else "In this run they did not move the learning rate."
+        controller = run.config.get("controller")
+        is_known = differed and controller in ("guard", "none")
+        return f"In this run they did not move the learning rate (controller {controller})." * is_known
     if run.config.get("controller") == "paper":
         last = [value for name, value in run.records[-1].base.items() if is_learning_rate(name)]
         ends = " to ".join(dict.fromkeys((figure(min(last), 2), figure(max(last), 2)))) if last else "none"

@@ -102,6 +102,16 @@ def test_settings_are_written_with_few_digits(tmp_path: Path) -> None:
     assert "<td>0.111111</td>" in page and "<td>x: 0.3, 12345678, yes</td>" in page
 
 
+def test_tables_have_the_weight_decay_that_was_used_and_found(tmp_path: Path) -> None:
+    told: dict[str, Any] = {"slope": {"weight_decay": -0.5}, "num_replicas": 1, "round": 0}
+    records = [hdet.RoundRecord(step=10 * i, base={"weight_decay": 0.03 * i}, **told) for i in (1, 2)]
+    config = {"weight_decay": 0.0, "explore": {}, "steps": 20}
+    one = Run(path=tmp_path, name="a", config=config, records=records, result={"steps": 20})
+    page = build_report([one], tmp_path / "a.html").read_text()
+    rows = dict(re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', page))
+    assert (rows["weight decay"], rows["found weight decay"]) == ("0.03", "0.06") and "explore" not in rows
+
+
 def test_several_runs(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", name="first")),

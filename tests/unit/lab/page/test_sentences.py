@@ -172,7 +172,7 @@ def test_a_run_with_a_spread_says_what_differed_and_what_the_replicas_said() -> 
     few = run(records=[record(5 * i, **more) for i in range(1, 6)])
     assert sentence(few).endswith(" What the replicas said: too few rounds to tell.")
     guarded = replace(one, config=CONFIG | {"controller": "guard"})
-    assert sentence(guarded).endswith(" In this run they did not move the learning rate.")
+    assert sentence(guarded).endswith(" In this run they did not move the learning rate (controller guard).")
     tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
     assert tiles["Learning rate found"] == ("3.93e-4", "from a guess of 3e-4")
     assert tiles["Explored"] == ("2", "wd.a ended at 0.02")  # its schedule alone moved lr
