@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from hdet.checks import shown
 from hdet.ensemble.state import check_keys, check_numbers
 from hdet.ensemble.steering import Steering
 from hdet.explore import Tunable
@@ -57,8 +58,8 @@ class DecaySteering(Steering):
         probe = getattr(self.replicas, "probe", None)
         if not isinstance(probe, Probe):
             raise ValueError(
-                f"probe must be an hdet.Probe to explore weight decay, got {probe!r}: only held-out data can "
-                "tell whether more of it helps, and how surely. Pass probe=hdet.Probe(held_out_batches, loss)"
+                f"probe must be an hdet.Probe to explore weight decay, got {shown(probe)}: only held-out "
+                "data can tell whether more of it helps, and how surely. Pass probe=hdet.Probe(batches, loss)"
             )
         if self.settings.rule.stays_apart:
             raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hdet.checks import shown
 from hdet.replicas.tensors import accelerator, accelerator_module, widest_float
 
 
@@ -21,9 +22,8 @@ def scalar_of(must: str, value: object) -> Tensor:
     ValueError: loss must be a tensor with one element, got shape (2,): take its mean
     """
     if not isinstance(value, Tensor):
-        shown = f"{value!r} of type {type(value).__name__}"
         remedy = "leave out .item()" if isinstance(value, float) else "give the loss alone"
-        raise TypeError(f"{must} a tensor with one element, got {shown}: {remedy}")
+        raise TypeError(f"{must} a tensor with one element, got {shown(value)}: {remedy}")
     if not value.is_floating_point():
         take_real = "take its real part or its absolute value"
         remedy = take_real if value.is_complex() else "a loss is no whole number"
@@ -48,9 +48,7 @@ def number_of(must: str, value: object) -> float:
             raise TypeError
         return float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
-        raise TypeError(
-            f"{must} a tensor with one element or a number, got {value!r} of type {type(value).__name__}"
-        ) from None
+        raise TypeError(f"{must} a tensor with one element or a number, got {shown(value)}") from None
 
 
 class LossSum(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from hdet.checks import require_kind
+from hdet.checks import require_batches, require_kind
 from hdet.errors import HdetWarning, warn
 from hdet.method.weight_decay import FEW_EXAMPLES, NUM_PARTS
 from hdet.replicas.losses import number_of, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
+
+REMEDY = "write hdet.Probe([(x, y)], loss)"
 
 
 class Probe:
@@ -36,15 +38,19 @@ class Probe:
     """
 
     def __init__(self, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor]) -> None:
-        require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
-        is_data = isinstance(batches, Iterable) and not isinstance(batches, Tensor)
-        require_kind("batches must be held-out batches, such as a DataLoader", batches, is_data)
+        require_batches(batches, REMEDY, (Mapping, Tensor))
+        require_kind("loss must be a function loss(model, batch)", loss, callable(loss), REMEDY)
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed
             held = list(batches)
         self.num_examples = sum(map(size_of, held))
         """Examples of this rank."""
         if not self.num_examples:
-            raise ValueError("batches must hold at least one example, got none: give held-out data")
+            is_used_up = iter(batches) is batches
+            remedy = "pass the DataLoader itself, not iter(loader) or a generator that was read before"
+            raise ValueError(
+                "batches must hold at least one example, got none: "
+                + (remedy if is_used_up else "give held-out data")
+            )
         if self.num_examples < FEW_EXAMPLES:
             warn(
                 f"the probe has {self.num_examples} examples: with fewer than {FEW_EXAMPLES} what it says is "

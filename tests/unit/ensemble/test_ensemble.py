@@ -561,7 +561,7 @@ def test_replay_refuses_what_does_not_fit() -> None:
         (
             {"explore": hdet.LearningRate()},
             TypeError,
-            r"explore must be a list of hyperparameters .* got LearningRate\(",
+            r"explore must be a list of hyperparameters .* type LearningRate",
         ),
         ({"explore": ["lr"]}, TypeError, r"explore must hold hyperparameters such as hdet.LearningRate\(\)"),
         (
@@ -593,7 +593,7 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"assignment": "sobol"}, ValueError, "assignment must be one of 'random', 'latin', 'factorial'"),
         ({"moments": "drop"}, ValueError, "moments must be one of 'auto', 'average', 'keep', 'reset'"),
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
-        ({"probe": 3}, TypeError, "probe must be callable or None"),
+        ({"probe": 3}, TypeError, "probe must be an hdet.Probe, a function"),
         ({"assignment": "factorial", "replicas": ReplicaGroup(0, 3)}, ValueError, "got 3 replicas for 1"),
         ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
         ({"replicas": "all"}, ValueError, "replicas must be None while"),
