@@ -15,6 +15,7 @@ from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
 from hdet.explore import Hyperparameter, LearningRate, WeightDecay
+from hdet.explore.values import hyperparameters_of
 from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
@@ -151,10 +152,11 @@ class AutoLR(Ensemble):
                         "guess, and find_lr improves it"
                     )
                 settings = settings_of(recipe, plain, found) | {"probe": probe, "records": records}
-                settings["explore"] = [LearningRate(spread), *explore]
+                further = hyperparameters_of(explore, may_be_empty=True)
+                settings["explore"] = [LearningRate(spread), *further]
                 if controller is not None:
                     settings["controller"] = controller
-                elif any(isinstance(h, WeightDecay) for h in explore):
+                elif any(isinstance(h, WeightDecay) for h in further):
                     settings |= steering_decay(settings, plain)
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)

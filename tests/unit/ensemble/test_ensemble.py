@@ -561,9 +561,13 @@ def test_replay_refuses_what_does_not_fit() -> None:
         (
             {"explore": hdet.LearningRate()},
             TypeError,
-            r"explore must be a list of hyperparameters .* type LearningRate",
+            r"explore must be a list of hyperparameters, got .* type LearningRate: write",
         ),
-        ({"explore": ["lr"]}, TypeError, r"explore must hold hyperparameters such as hdet.LearningRate\(\)"),
+        (
+            {"explore": ["lr"]},
+            TypeError,
+            r"explore must hold hyperparameters, got .* write \[hdet.LearningRate\(\)\]",
+        ),
         (
             {"explore": [hdet.LearningRate(), hdet.LearningRate()]},
             ValueError,
