@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import hdet
+from tests.helpers.replicas import run_replicas
 
 X, Y = torch.randn(200, 3), torch.randn(200, 1)
 
@@ -28,7 +32,7 @@ def error_of(function: Any, *given: Any, **told: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as caught:
         function(*given, **told)
     text = str(caught.value)
-    assert len(text) < 320 and "\n" not in text
+    assert len(text) < 400 and "\n" not in text
     return text
 
 
@@ -100,3 +104,112 @@ def test_a_weight_decay_of_zero_is_told_with_what_to_set():
         assert hdet.WeightDecay().tunables(optimizer) == []
     with pytest.warns(hdet.NoEffectWarning, match="nothing is explored$"):  # it has none to set
         assert hdet.WeightDecay().tunables(torch.optim.Rprop([nn.Parameter(X)])) == []
+
+
+# --- the first call of the loss -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.MSELoss(), lambda batch, model: loss_of(model, batch)]
+)
+def test_a_loss_that_takes_something_else_is_told_and_nothing_has_changed(loss: Any):
+    model, optimizer = parts_of()
+    before = model.weight.detach().clone()
+    text = error_of(hdet.find_lr, model, optimizer, [(X, Y)], loss, total_steps=100)
+    assert text.startswith("loss must be a function loss(model, batch), with the model first, but it failed")
+    assert "a value of type tuple and length 2 (" in text and ": write def loss(model, batch)" in text
+    assert torch.equal(model.weight, before) and optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_an_error_of_the_device_keeps_its_type():
+    model, optimizer = parts_of()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        hdet.find_lr(model, optimizer, [(X, Y)], loss, total_steps=100)
+
+
+def exploring(optimizer: torch.optim.Optimizer, model: nn.Module, probe: Any, **told: Any) -> hdet.AutoLR:
+    explore = [hdet.WeightDecay()]
+    return hdet.AutoLR(
+        optimizer, **{"total_steps": 100, "model": model, "explore": explore, "probe": probe} | told
+    )
+
+
+def test_a_probe_is_scored_once_when_a_run_is_built():
+    model, optimizer = parts_of()
+    text = error_of(exploring, optimizer, model, hdet.Probe((X, Y), loss_of))
+    assert "failed on the first batch, a value of type Tensor and shape (50, 3) (ValueError: too many" in text
+    assert text.endswith(": batches must be a list of batches, write hdet.Probe([(x, y)], loss)")
+    text = error_of(exploring, optimizer, model, hdet.Probe([(X, Y)], nn.CrossEntropyLoss()))
+    assert text.endswith("write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])")
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    exploring(optimizer, model, hdet.Probe([(X, Y)], loss_of)).close()  # nothing is claimed by what failed
+    with pytest.raises(TypeError, match="but it failed on the first batch"):
+        hdet.VirtualEnsemble(
+            model,
+            optimizer,
+            loss_of,
+            num_replicas=2,
+            total_steps=100,
+            explore=[hdet.WeightDecay(0.0)],
+            controller=hdet.WeightDecayController(),
+            probe=hdet.Probe([(X, Y)], nn.CrossEntropyLoss()),
+        )
+
+
+class Counting(nn.Module):
+    """Counts its calls, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
+        self.register_buffer("num_calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        self.last = x.mean(0)
+        assert not self.training and not torch.is_grad_enabled()
+        return self.layers(x + torch.randn_like(x))
+
+
+def test_scoring_a_probe_once_leaves_everything_as_it_was():
+    model = Counting()
+    model.layers[2].eval()
+    modes = [module.training for module in model.modules()]
+    calls = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(len(batch[0]))
+        return loss_of(model, batch)
+
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    exploring(torch.optim.AdamW(model.parameters(), lr=0.01), model, hdet.Probe([(X, Y)], loss))
+    assert calls == [25]  # of 200 in 8 parts
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in model.modules()] == modes
+
+
+def _with_a_bad_probe(rank: int, is_sharded: bool) -> str:
+    model, _ = parts_of()
+    if is_sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    wrapped = model if is_sharded else DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    is_bad = is_sharded or rank == 1
+    probe = hdet.Probe([(X, Y)], nn.CrossEntropyLoss() if is_bad else loss_of)
+    text = error_of(exploring, optimizer, wrapped, probe)
+    exploring(optimizer, wrapped, hdet.Probe([(X, Y)], loss_of)).close()
+    return text
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_all_ranks_raise_together_where_a_probe_cannot_be_scored(is_sharded: bool):
+    first, second = run_replicas(_with_a_bad_probe, 2, is_sharded)
+    assert second.startswith("loss must be a function loss(model, batch)")
+    assert first == (second if is_sharded else f"replica 1 could not be built: TypeError: {second}")

@@ -27,7 +27,7 @@ from hdet.method.weight_decay import (
 )
 from hdet.records import RoundRecord
 from hdet.replicas.optimizers import decay_per_step, peak_rate
-from hdet.replicas.probe import Probe
+from hdet.replicas.probe import Probe, require_scorable
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,12 @@ class DecaySteering(Steering):
         self._state = DecayState(0.0)
         if self._tunable is not None:
             decay_strength(self._tunable, self.values.optimizer, total_steps)  # raises where nobody knows it
+
+    def try_out(self) -> None:
+        """Score the first part of the probe."""
+        probe, model = getattr(self.replicas, "probe", None), getattr(self.replicas, "model", None)
+        if isinstance(probe, Probe) and model is not None and self._tunable is not None:
+            require_scorable(probe, model)
 
     def begin(self, num_steps: int) -> None:
         """Begin with the weight decay that the optimizer has now."""

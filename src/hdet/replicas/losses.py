@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from hdet.checks import shown
 from hdet.replicas.tensors import accelerator, accelerator_module, widest_float
+
+_EXAMPLE = "write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])"
+_LONGEST_REASON = 200
+"""Characters that are shown of an error in the user's loss."""
 
 
 def scalar_of(must: str, value: object) -> Tensor:
@@ -31,6 +35,26 @@ def scalar_of(must: str, value: object) -> Tensor:
     if value.dim() and value.numel() != 1:
         raise ValueError(f"{must} a tensor with one element, got shape {tuple(value.shape)}: take its mean")
     return value.reshape(()) if value.dim() else value
+
+
+def first_loss(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any, remedy: str = "") -> Any:
+    """Call the user's loss for the first time. An error then says how it was called.
+
+    >>> first_loss(lambda batch, model: model(batch), nn.Identity(), 3)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    TypeError: loss must be a function loss(model, batch), with the model first, but it failed on the ...
+    """
+    try:
+        return loss(model, batch)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
+            raise  # no memory, a process that is gone: the call was right
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            "loss must be a function loss(model, batch), with the model first, but it failed on the first "
+            f"batch, {shown(batch)} ({reason}): {remedy or _EXAMPLE}"
+        ) from error
 
 
 def number_of(must: str, value: object) -> float:
