@@ -154,6 +154,7 @@ def test_a_probe_is_scored_once_when_a_run_is_built():
             loss_of,
             num_replicas=2,
             total_steps=100,
+            sync_every=5,
             explore=[hdet.WeightDecay(0.0)],
             controller=hdet.WeightDecayController(),
             probe=hdet.Probe([(X, Y)], nn.CrossEntropyLoss()),
@@ -213,3 +214,69 @@ def test_all_ranks_raise_together_where_a_probe_cannot_be_scored(is_sharded: boo
     first, second = run_replicas(_with_a_bad_probe, 2, is_sharded)
     assert second.startswith("loss must be a function loss(model, batch)")
     assert first == (second if is_sharded else f"replica 1 could not be built: TypeError: {second}")
+
+
+# --- a weight decay that cannot move ------------------------------------------------------------------
+
+
+def run(auto: hdet.AutoLR, optimizer: torch.optim.Optimizer, *losses: float, steps: int = 100) -> None:
+    for _ in range(steps):
+        optimizer.step()
+        auto.step(*losses)
+
+
+@pytest.mark.filterwarnings("ignore:no loss was given to step.., so the guard")
+def test_a_run_without_losses_is_told_that_the_weight_decay_stays():
+    model, optimizer = parts_of()
+    auto = exploring(optimizer, model, hdet.Probe([(X, Y)], loss_of))
+    with pytest.warns(hdet.HdetWarning, match=r"the weight decay cannot be moved: call step\(loss\)") as told:
+        run(auto, optimizer)
+    assert sum("weight decay" in str(one.message) for one in told) == 1
+    assert "weight_decay: 0.01, no look yet at held-out data" in auto.summary()
+
+
+def test_a_held_out_loss_that_is_not_finite_is_told_once():
+    model, optimizer = parts_of()
+    spoilt = Y.clone()
+    spoilt[150] = torch.nan
+    auto = exploring(optimizer, model, hdet.Probe([(X, spoilt)], loss_of))
+    with pytest.warns(hdet.HdetWarning) as told:
+        run(auto, optimizer, 0.5)
+    assert [str(one.message).partition(",")[0] for one in told] == [
+        "the loss on the probe is not finite at step 20"
+    ]
+
+
+def test_the_summary_tells_of_a_weight_decay_that_was_kept():
+    model, optimizer = parts_of()
+    auto = exploring(optimizer, model, hdet.Probe([(X, Y)], lambda m, batch: loss_of(m, batch) * 0 + 1))
+    run(auto, optimizer, 0.5)
+    assert auto.summary().endswith("\nweight_decay: 0.01, kept in 15 looks at held-out data")
+
+
+def test_frozen_weights_and_too_short_runs_are_warned_of():
+    model, optimizer = parts_of()
+    probe = hdet.Probe([(X, Y)], loss_of)
+    with pytest.warns(
+        hdet.NoEffectWarning, match="total_steps=8 with sync_every=5 leaves 1. Pass sync_every=1"
+    ):
+        exploring(optimizer, model, probe, total_steps=8).close()
+    model.requires_grad_(False)
+    with pytest.warns(hdet.NoEffectWarning, match="found only parameters with requires_grad=False"):
+        auto = exploring(optimizer, model, probe)
+    run(auto, optimizer, 0.5)
+    assert auto.base["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"explore": []}, "the probe is not used"),
+        ({"explore": [hdet.WeightDecay(0.1)]}, r"For a weight decay of 0\.1 set weight_decay=0\.1 in the"),
+        ({"controller": hdet.Controller()}, "a controller is given, so held-out data does not move the"),
+    ],
+)
+def test_what_is_not_used_is_warned_of(told: dict[str, Any], words: str):
+    model, optimizer = parts_of()
+    with pytest.warns(hdet.HdetWarning, match=words):
+        exploring(optimizer, model, hdet.Probe([(X, Y)], loss_of), **told)
