@@ -168,11 +168,9 @@ class Counting(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
         self.register_buffer("num_calls", torch.zeros(()))
-        self.register_buffer("last", torch.zeros(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
-        self.last = x.mean(0)
         assert not self.training and not torch.is_grad_enabled()
         return self.layers(x + torch.randn_like(x))
 

@@ -110,18 +110,15 @@ def require_scorable(probe: Probe, model: nn.Module) -> None:
     """
     if any(p.is_meta or is_lazy(p) for p in model.parameters()):
         return  # it has no weights yet
-    kept = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    # A buffer that the model puts in the place of another stays: in evaluation it is a cache that has grown.
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         with evaluating(model), batch_statistics(model):
             probe(without_ddp(model), only_first=True)
     finally:
         with torch.no_grad():
-            for module, name, buffer, before in kept:
-                setattr(module, name, buffer.copy_(before))
+            for buffer, before in kept:
+                buffer.copy_(before)
         reshard(model)
 
 
