@@ -121,7 +121,7 @@ def test_a_loss_that_takes_something_else_is_told_and_nothing_has_changed(loss: 
     assert torch.equal(model.weight, before) and optimizer.param_groups[0]["lr"] == 0.01
 
 
-def test_an_error_of_the_device_keeps_its_type():
+def test_an_error_of_torch_keeps_its_type():
     model, optimizer = parts_of()
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -129,6 +129,17 @@ def test_an_error_of_the_device_keeps_its_type():
 
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         hdet.find_lr(model, optimizer, [(X, Y)], loss, total_steps=100)
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes") as caught:
+        hdet.find_lr(model, optimizer, [(X[:, :2], Y)], loss_of, total_steps=100)
+    if hasattr(caught.value, "__notes__"):
+        assert "hdet called loss(model, batch), with the model first" in caught.value.__notes__[0]
+
+
+def test_rows_that_are_taken_for_batches_are_explained():
+    model, optimizer = parts_of()
+    probe = hdet.Probe((X, Y), lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]))
+    with pytest.raises(RuntimeError, match=r"a list of batches, write hdet\.Probe\(\[\(x, y\)\], loss\)"):
+        exploring(optimizer, model, probe)
 
 
 def exploring(optimizer: torch.optim.Optimizer, model: nn.Module, probe: Any, **told: Any) -> hdet.AutoLR:

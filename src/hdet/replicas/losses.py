@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -40,6 +41,9 @@ def scalar_of(must: str, value: object) -> Tensor:
 def first_loss(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any, remedy: str = "") -> Any:
     """Call the user's loss for the first time. An error then says how it was called.
 
+    One of torch, such as of shapes that do not fit or of memory, stays what it is and gets a note. With a
+    remedy it is explained, too.
+
     >>> first_loss(lambda batch, model: model(batch), nn.Identity(), 3)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     TypeError: loss must be a function loss(model, batch), with the model first, but it failed on the ...
@@ -47,10 +51,12 @@ def first_loss(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: A
     try:
         return loss(model, batch)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
-            raise  # no memory, a process that is gone: the call was right
+        if isinstance(error, RuntimeError) and not (remedy and type(error) is RuntimeError):
+            if sys.version_info >= (3, 11):
+                error.add_note(f"hdet called loss(model, batch), with the model first and {shown(batch)}")
+            raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
-        kind = TypeError if isinstance(error, TypeError) else ValueError
+        kind = next((k for k in (TypeError, RuntimeError) if isinstance(error, k)), ValueError)
         raise kind(
             "loss must be a function loss(model, batch), with the model first, but it failed on the first "
             f"batch, {shown(batch)} ({reason}): {remedy or _EXAMPLE}"
