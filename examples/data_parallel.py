@@ -57,4 +57,4 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+main() if dist.is_torchelastic_launched() else sys.exit(__doc__)

@@ -38,7 +38,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRSched
         scheduler.step(loss) if isinstance(scheduler, hdet.OneCycleAutoLR) else scheduler.step()
 
 
-dist.init_process_group("gloo")
+dist.init_process_group("gloo") if dist.is_torchelastic_launched() else sys.exit(__doc__)
 torch.manual_seed(0)
 layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
 model = DistributedDataParallel(nn.Sequential(*layers))
@@ -54,6 +54,7 @@ optimizer = torch.optim.AdamW(groups)
 scheduler = hdet.OneCycleAutoLR(optimizer, 3e-3, STEPS, decay=decay, **settings, **controller)
 train(model, optimizer, scheduler, seed=2 + dist.get_rank())
 held_out = [cross_entropy(model.module(x), y).item() for x, y in windows(FILES[:20], 30, seed=1)]
-shown = ", ".join(f"{g} {lr:.2g}" for g, lr in zip(GROUPS, scheduler.get_last_lr(), strict=True))
-print(f"rank {dist.get_rank()}: held-out loss {sum(held_out) / 30:.4f}; learning rates {shown}", flush=True)
+shown = ", ".join(f"{g} {lr:.2g}" for g, lr in zip(GROUPS, scheduler.ensemble.base.values(), strict=True))
+if dist.get_rank() == 0:  # all replicas end with the same weights
+    print(f"held-out loss {sum(held_out) / 30:.4f}; shared learning rates {shown}")
 dist.destroy_process_group()

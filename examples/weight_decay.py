@@ -34,8 +34,8 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-every, held_out, test = (b"".join(f.read_bytes() for f in FILES[i::3]) for i in range(3))
-batches = windows(every[:20_000], STEPS, seed=0)
+train, held_out, test = (b"".join(f.read_bytes() for f in FILES[i::3]) for i in range(3))
+batches = windows(train[:20_000], STEPS, seed=0)
 
 probe = hdet.Probe(windows(held_out, 8, seed=1), loss_of)  # 512 examples that are not trained on
 found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS)
@@ -52,4 +52,4 @@ for step, batch in enumerate(batches, start=1):
 
 print(auto.summary())
 losses = [loss_of(model, batch).item() for batch in windows(test, 30, seed=2)]
-print(f"held-out loss {sum(losses) / 30:.4f}")
+print(f"test loss {sum(losses) / 30:.4f}")

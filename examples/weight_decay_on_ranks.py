@@ -38,11 +38,11 @@ def main() -> None:
     layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
-    every, held_out, test = (b"".join(f.read_bytes() for f in FILES[i::3]) for i in range(3))
+    train, held_out, test = (b"".join(f.read_bytes() for f in FILES[i::3]) for i in range(3))
     probe = hdet.Probe(windows(held_out, 4, seed=10 + rank), loss_of)  # other data on every rank
     explore = [hdet.WeightDecay()]
     auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, explore=explore, probe=probe)
-    for batch in windows(every[:20_000], STEPS, seed=rank):
+    for batch in windows(train[:20_000], STEPS, seed=rank):
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -52,8 +52,8 @@ def main() -> None:
     if rank == 0:
         print(auto.summary())
         losses = [loss_of(model.module, batch).item() for batch in windows(test, 30, seed=2)]
-        print(f"held-out loss {sum(losses) / 30:.4f}")
+        print(f"test loss {sum(losses) / 30:.4f}")
     dist.destroy_process_group()
 
 
-main()
+main() if dist.is_torchelastic_launched() else sys.exit(__doc__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
 from hdet.explore import Hyperparameter, LearningRate, WeightDecay
+from hdet.explore.values import hyperparameters_of
 from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
@@ -75,6 +76,39 @@ def steering_decay(settings: dict[str, Any], optimizer: Optimizer) -> dict[str, 
         # Where a model knows its data by heart, decay that is added makes the loss jump for a round or two.
         other = replace(other, patience=4)
     return {"explore": explore, "controller": [other, WeightDecayController()]}
+
+
+def _unused(
+    explore: Sequence[Hyperparameter], has_probe: bool, *, steers: bool, differ: bool
+) -> Iterator[str]:
+    """Tell what was asked for and is not used.
+
+    Args:
+        explore: further hyperparameters.
+        has_probe: a probe was given.
+        steers: held-out data moves the weight decay.
+        differ: replicas do.
+    """
+    if has_probe and not steers and not differ:
+        yield (
+            "the probe is not used, because replicas are equal and no weight decay is explored: pass "
+            "explore=[hdet.WeightDecay()], or leave the probe out"
+        )
+    for one in explore:
+        if isinstance(one, WeightDecay):
+            is_default = one.spread == WeightDecay.spread and one.group_spreads is None
+            if steers and one.spread > 0 and not is_default:
+                yield (
+                    "held-out data moves the weight decay, and replicas do not differ in it, so its spread "
+                    f"of {one.spread:g} is not used. Leave the spread out. For a weight decay of "
+                    f"{one.spread:g} set weight_decay={one.spread:g} in the optimizer"
+                )
+            elif is_default and not steers:
+                yield (
+                    "a controller is given, so held-out data does not move the weight decay. Replicas differ "
+                    f"in it by {one.spread:g}, and the controller compares them. Leave the controller out to "
+                    "steer by held-out data"
+                )
 
 
 class AutoLR(Ensemble):
@@ -151,10 +185,11 @@ class AutoLR(Ensemble):
                         "guess, and find_lr improves it"
                     )
                 settings = settings_of(recipe, plain, found) | {"probe": probe, "records": records}
-                settings["explore"] = [LearningRate(spread), *explore]
+                further = hyperparameters_of(explore, may_be_empty=True)
+                settings["explore"] = [LearningRate(spread), *further]
                 if controller is not None:
                     settings["controller"] = controller
-                elif any(isinstance(h, WeightDecay) for h in explore):
+                elif any(isinstance(h, WeightDecay) for h in further):
                     settings |= steering_decay(settings, plain)
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
@@ -166,6 +201,10 @@ class AutoLR(Ensemble):
                     f"find_lr has found a learning rate of {shown} for this optimizer, but found is None, so "
                     "the run trains with your guess: pass found=found"
                 )
+        if self.replicas.is_writer:
+            steers = any(isinstance(one, WeightDecayController) for one in self._parts.settings.controllers)
+            for text in _unused(further, probe is not None, steers=steers, differ=self.replicas.differ):
+                warn(text)
         if found is not None and self.replicas.is_writer:
             found.warn_of_other_length(total_steps)
         if found is not None and records is not None and self.replicas.is_writer:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sized
+
+_LONGEST = 80
+"""Characters of a value that an error shows."""
 
 
 def require_number(
@@ -63,8 +66,40 @@ def require_kind(must: str, value: object, is_right: bool, remedy: str = "") -> 
     TypeError: model must be a torch.nn.Module, got 3 of type int
     """
     if not is_right:
-        shown = f"{must}, got {value!r} of type {type(value).__name__}"
-        raise TypeError(shown + (f": {remedy}" if remedy else ""))
+        raise TypeError(f"{must}, got {shown(value)}" + (f": {remedy}" if remedy else ""))
+
+
+def shown(value: object) -> str:
+    """Describe a value in an error: itself where that is short, else its type, and its shape or length.
+
+    >>> shown(3), shown([0] * 50)
+    ('3 of type int', 'a value of type list and length 50')
+    """
+    name, shape = type(value).__name__, getattr(value, "shape", None)
+    if not isinstance(value, type) and isinstance(shape, tuple):
+        return f"a value of type {name} and shape {tuple(shape)}"
+    text = repr(value)
+    if len(text) <= _LONGEST and "\n" not in text:
+        return f"{text} of type {name}"
+    return f"a value of type {name}" + (f" and length {len(value)}" if isinstance(value, Sized) else "")
+
+
+def require_batches(batches: object, remedy: str, one_batch: type | tuple[type, ...] = Mapping) -> None:
+    """Raise unless ``batches`` can be read batch by batch, as a DataLoader and a list can.
+
+    Args:
+        batches: what the user gave.
+        remedy: what to write.
+        one_batch: kinds that can be read, but are one batch.
+
+    >>> require_batches({"x": 1}, "write [batch]")
+    Traceback (most recent call last):
+    TypeError: batches must be a DataLoader or a list of batches, got {'x': 1} of type dict: write [batch]
+    """
+    is_data_set = hasattr(batches, "__getitem__") and not isinstance(batches, Iterable)
+    is_right = isinstance(batches, Iterable) and not isinstance(batches, one_batch)
+    remedy = "wrap it in a DataLoader" if is_data_set else remedy
+    require_kind("batches must be a DataLoader or a list of batches", batches, is_right, remedy)
 
 
 def require_flag(name: str, value: object) -> bool:

@@ -430,7 +430,7 @@ def test_batchnorm_statistics_are_healed(bad: int) -> None:
         assert all(torch.isfinite(value).all() for value in state.values())
 
 
-def run_from_other_seeds(rank: int, seeds: list[int]) -> list[str]:
+def run_from_other_seeds(rank: int, seeds: list[int], is_warm: bool = False) -> list[str]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
@@ -439,6 +439,8 @@ def run_from_other_seeds(rank: int, seeds: list[int]) -> list[str]:
     try:
         torch.manual_seed(seeds[rank])
         model = nn.Linear(3, 1)
+        if is_warm:
+            hdet.warm_start(model)
         hdet.Ensemble(torch.optim.SGD(model.parameters(), lr=0.1), model=model).close()
     finally:
         logger.removeHandler(handler)
@@ -447,6 +449,7 @@ def run_from_other_seeds(rank: int, seeds: list[int]) -> list[str]:
 
 def test_replicas_that_begin_with_different_parameters_are_told_of() -> None:
     assert run_replicas(run_from_other_seeds, 2, [0, 0]) == [[], []]
+    assert run_replicas(run_from_other_seeds, 2, [0, 0], True) == [[], []]  # a warm start was asked for
     (text,), nothing = run_replicas(run_from_other_seeds, 2, [0, 1])
     assert "use the same seed on every rank" in text and nothing == []
 

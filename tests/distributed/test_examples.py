@@ -54,7 +54,18 @@ def test_held_out_data_moves_the_weight_decay(tmp_path, name, ranks):
     shown = run(name, "300", ranks=ranks, cwd=tmp_path)
     found = re.search(r"weight_decay: asked for 0.01, now ([\d.]+)", shown)
     assert found is not None and float(found[1]) > 0.05
-    assert float(shown.split("held-out loss ")[1]) < 4.0
+    assert float(shown.split("test loss ")[1]) < 4.0
+
+
+@pytest.mark.parametrize(
+    "name", ["data_parallel.py", "paper_method.py", "sharded.py", "weight_decay_on_ranks.py"]
+)
+def test_an_example_for_several_ranks_says_how_it_is_started(name):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "torchrun --standalone --nproc-per-node" in done.stderr
+    assert f"examples/{name}" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_fine_tuning(tmp_path):
@@ -74,7 +85,7 @@ def test_a_run_that_is_started_again_ends_the_same(tmp_path):
 def test_the_papers_whole_method(tmp_path, name, ranks):
     shown = run(name, "100", ranks=ranks, cwd=tmp_path)
     losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", shown)]
-    assert len(losses) == ranks and len(set(losses)) == 1 and losses[0] < 4.5
+    assert len(losses) == 1 and losses[0] < 4.5
     lrs = [float(lr) for lr in re.findall(r"(?:embedding|hidden|head|no_decay) ([\de.-]+)", shown)]
     assert len(set(lrs)) > 3 and all(1e-4 < lr < 3e-3 for lr in lrs)  # every group goes its own way
 

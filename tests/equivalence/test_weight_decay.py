@@ -214,6 +214,8 @@ def test_a_look_leaves_weights_moments_statistics_and_random_numbers_as_they_wer
         explore=[hdet.WeightDecay()],
         probe=hdet.Probe(HELD_OUT, held_out_loss),
     )
+    assert len(calls) == 1  # the first part, to see that it can be scored
+    calls.clear()
     for step in range(7):
         optimizer.zero_grad()
         loss = loss_of(net, training_batch(step))

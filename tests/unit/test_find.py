@@ -199,7 +199,7 @@ def test_what_a_loss_cannot_take_is_told_with_how_it_is_called():
             hdet.find_lr(net, optimizer, batches, loss, total_steps=60)
         return " ".join(getattr(caught.value, "__notes__", [str(caught.value)]))
 
-    assert "called loss(model, batch), with the model first" in notes_of(lambda x, model: model(x).mean())
+    assert "loss(model, batch), with the model first" in notes_of(lambda x, model: model(x).mean())
     assert "cuts the tensors of a batch" in notes_of(lambda model, x: model(x).reshape(16, 1).mean())
     net.requires_grad_(False)
     frozen = notes_of(lambda model, x: model(x).mean())
@@ -397,10 +397,8 @@ def test_a_loss_without_gradients_is_named():
 def test_an_error_of_the_loss_says_how_it_was_called():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError, match=r"loss must be a function loss\(model, batch\), .* \(TypeError: "):
         hdet.find_lr(net, optimizer, batches_of(0), lambda model, x, y: model(x), total_steps=500)
-    if hasattr(caught.value, "__notes__"):
-        assert "loss(model, batch)" in caught.value.__notes__[0]
 
 
 def test_a_search_that_cannot_tell_says_so_in_the_log(caplog):

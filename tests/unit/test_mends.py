@@ -339,7 +339,7 @@ def test_a_copied_scheduler_goes_on_as_the_original_does(duplicate):
         (
             {"batches": None},
             TypeError,
-            "batches must be an iterable of batches.* got None",
+            "batches must be a DataLoader or a list of batches.* got None",
         ),
         ({"probe": torch.zeros(0, 3)}, ValueError, "probe must hold at least one example, got none"),
     ],

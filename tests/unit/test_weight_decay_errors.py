@@ -84,7 +84,7 @@ def test_a_small_probe_is_warned_of_and_an_empty_one_refused():
     assert probe.num_examples == 50
     with pytest.raises(ValueError, match="batches must hold at least one example, got none"):
         hdet.Probe([], loss_of)
-    with pytest.raises(TypeError, match="batches must be held-out batches, such as a DataLoader"):
+    with pytest.raises(TypeError, match=r"of type Tensor and shape \(200, 3\): write hdet\.Probe"):
         hdet.Probe(torch.randn(200, 3), loss_of)
     with pytest.raises(TypeError, match=r"loss must be a function loss\(model, batch\)"):
         hdet.Probe([torch.randn(200, 3)], 3)  # pyright: ignore[reportArgumentType]

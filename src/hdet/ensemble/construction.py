@@ -127,6 +127,9 @@ def build(
         reassign = Reassign(replicas, values, settings)
         reassign.positions(0)  # raises if the assignment does not fit
     replicas.require_same(settings.compared())
+    with raising_together(group):
+        for one in steerings:
+            one.try_out()
     # Records may be given to replica zero alone: every replica then takes part in its rounds.
     is_recorded = replicas.any(settings.records is not None)
     is_traced = settings.records is not None and replicas.is_writer

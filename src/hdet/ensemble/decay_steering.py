@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.checks import shown
 from hdet.ensemble.state import check_keys, check_numbers
 from hdet.ensemble.steering import Steering
+from hdet.errors import NoEffectWarning
 from hdet.explore import Tunable
 from hdet.method.controller import ControllerState
 from hdet.method.weight_decay import (
@@ -26,7 +29,7 @@ from hdet.method.weight_decay import (
 )
 from hdet.records import RoundRecord
 from hdet.replicas.optimizers import decay_per_step, peak_rate
-from hdet.replicas.probe import Probe
+from hdet.replicas.probe import Probe, require_scorable
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +60,8 @@ class DecaySteering(Steering):
         probe = getattr(self.replicas, "probe", None)
         if not isinstance(probe, Probe):
             raise ValueError(
-                f"probe must be an hdet.Probe to explore weight decay, got {probe!r}: only held-out data can "
-                "tell whether more of it helps, and how surely. Pass probe=hdet.Probe(held_out_batches, loss)"
+                f"probe must be an hdet.Probe to explore weight decay, got {shown(probe)}: only held-out "
+                "data can tell whether more of it helps, and how surely. Pass probe=hdet.Probe(batches, loss)"
             )
         if self.settings.rule.stays_apart:
             raise ValueError(
@@ -72,6 +75,27 @@ class DecaySteering(Steering):
         self._state = DecayState(0.0)
         if self._tunable is not None:
             decay_strength(self._tunable, self.values.optimizer, total_steps)  # raises where nobody knows it
+            self._decayed(self._tunable)
+            self._warn_of_few_looks(total_steps, self.settings.sync_every)
+
+    def _warn_of_few_looks(self, total_steps: int, sync_every: int) -> None:
+        num_looks = self._told.num_looks(total_steps / sync_every)
+        if num_looks < 2:
+            often = max(1, total_steps // 20)
+            is_enough = self._told.num_looks(total_steps / often) > 1
+            self.warn(
+                "few looks",
+                "the weight decay stays as it is: two looks at the probe must agree to move it, but "
+                f"total_steps={total_steps} with sync_every={sync_every} leaves {num_looks}. "
+                + (f"Pass sync_every={often}" if is_enough else "Train longer, or pass a smaller interval"),
+                NoEffectWarning,
+            )
+
+    def try_out(self) -> None:
+        """Score the first part of the probe."""
+        probe, model = getattr(self.replicas, "probe", None), getattr(self.replicas, "model", None)
+        if isinstance(probe, Probe) and model is not None and self._tunable is not None:
+            require_scorable(probe, model)
 
     def begin(self, num_steps: int) -> None:
         """Begin with the weight decay that the optimizer has now."""
@@ -101,10 +125,25 @@ class DecaySteering(Steering):
             return
         training_loss = self._loss_total / self._num_losses if self._num_losses else math.nan
         self._forget_losses()
-        if self._tunable is None or not may_look(share_done):
+        if self._tunable is None:
             return
-        look = self._look(self._tunable)
-        if not all(map(math.isfinite, (*look, training_loss))):
+        if math.isnan(training_loss):
+            self.warn(
+                "no loss for the weight decay",
+                "no loss was given to step(), so the weight decay cannot be moved: call step(loss), or "
+                "observe(loss) for each micro-batch",
+            )
+            return
+        decayed = self._decayed(self._tunable)
+        if not decayed or not may_look(share_done):
+            return
+        look = self._look(decayed)
+        if not all(map(math.isfinite, look)):
+            self.warn(
+                "held-out loss",
+                f"the loss on the probe is not finite at step {record.step}, so the weight decay was not "
+                "moved: look for examples in the held-out data whose loss is not finite, and leave them out",
+            )
             return
         old = self._state.strength
         self._state = moved(
@@ -134,11 +173,31 @@ class DecaySteering(Steering):
                 self._tunable.base,
             )
 
-    def _look(self, tunable: Tunable) -> Look:
+    def _decayed(self, tunable: Tunable) -> list[Tensor]:
+        """List the parameters that decay, and warn where all are frozen."""
         groups = self.values.optimizer.param_groups
         decayed = [p for slot in tunable.slots for p in groups[slot.group_index]["params"] if p.requires_grad]
+        if not decayed:
+            self.warn(
+                "frozen",
+                "WeightDecay found only parameters with requires_grad=False in the groups that decay: "
+                "nothing is explored. Unfreeze some, or leave WeightDecay out",
+                NoEffectWarning,
+            )
+        return decayed
+
+    def _look(self, decayed: Sequence[Tensor]) -> Look:
         low, high = self.replicas.losses_at(decayed, SCALES)
         return joined_look([Look(*row) for row in self.replicas.gathered(look_of(low, high))])
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell of a weight decay that has not moved."""
+        tunable, count = self._tunable, int(self._state.num_looks)
+        if tunable is None or tunable.correction != 1:
+            return []
+        looks = f"kept in {count} look{'' if count == 1 else 's'}" if count else "no look yet"
+        return [f"{tunable.name}: {tunable.base:.3g}, {looks} at held-out data"]
 
     def state_dict(self) -> dict[str, Any]:
         """Save what it has seen."""
@@ -170,6 +229,11 @@ class SeveralSteering(Steering):
 
     def __post_init__(self) -> None:
         self.controller = "several"
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell what each has to tell."""
+        return [note for part in self.parts for note in part.notes]
 
     def begin(self, num_steps: int) -> None:
         """Begin, or begin again."""

@@ -189,7 +189,7 @@ class Ensemble(Closing):
         for name, asked, found in moves:
             moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
             lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.steering.notes])
 
     @property
     def _place(self) -> str:

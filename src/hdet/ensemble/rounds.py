@@ -70,10 +70,12 @@ class StepCounter:
         if self._may_be_early:
             self._used = next(filter(None, map(_gradient, self._parameters)), None)
         if self._num_uncounted > (1 if self._is_called else _MOST_BEFORE_THE_FIRST_CALL):
+            made = f"the optimizer has made {self._num_uncounted}"
+            since = f"{made} since the last call" if self._is_called else f"it was never called, and {made}"
             raise HdetError(
-                f"step() must be called after every optimizer step, but the optimizer has made "
-                f"{self._num_uncounted} since the last call: call it in the training loop, not once per "
-                'epoch. In Lightning return {"scheduler": ..., "interval": "step"}'
+                f"step(loss) must be called after every optimizer step, but {since}: call it in the training "
+                "loop, not once per epoch. In Lightning return "
+                '{"scheduler": ..., "interval": "step"}'
             )
 
     def takes_call(self) -> bool:

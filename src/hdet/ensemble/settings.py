@@ -18,6 +18,7 @@ from hdet.method.merges import LateMerge, MeanMerge, Merge
 from hdet.method.weight_decay import WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
+from hdet.replicas.probe import REMEDY
 from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
 from hdet.replicas.tensors import has_coupled_decay
 
@@ -65,7 +66,8 @@ class Settings:
         require_choice("gradients", self.gradients, ("shared", "local"))
         require_choice("moments", self.moments, ("auto", "average", "keep", "reset"))
         self._check_merge()
-        require_kind("probe must be callable or None", probe, probe is None or callable(probe))
+        must = "probe must be an hdet.Probe, a function that returns a loss, or None"
+        require_kind(must, probe, probe is None or callable(probe), REMEDY)
         has_tail = require_number("average_tail", self.average_tail, at_least=0, below=1) > 0
         if has_tail and self.total_steps is None:
             raise ValueError(
@@ -145,7 +147,8 @@ def check_objects(layers: Sequence[Optimizer], scheduler: object, model: Any) ->
     if plain_optimizer(getattr(scheduler, "optimizer", optimizer)) is not optimizer:
         raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")
     is_model = model is None or isinstance(model, nn.Module)
-    require_kind("model must be a torch.nn.Module or None", model, is_model)
+    trained = "pass the model that the optimizer trains"
+    require_kind("model must be a torch.nn.Module or None", model, is_model, trained)
     require_supported(layers, model)
     kind = partitioning_layer(layers)
     if kind is not None and model is None:

@@ -61,6 +61,14 @@ class Steering:
     has_gone_back = False
     """The last sync has put earlier weights back."""
 
+    @property
+    def notes(self) -> list[str]:
+        """Tell in words what a summary of the values leaves out."""
+        return []
+
+    def try_out(self) -> None:
+        """Do once, before anything changes, what could fail late in the run."""
+
     def begin(self, num_steps: int) -> None:
         """Begin, or begin again, with the weights that replicas have now.
 

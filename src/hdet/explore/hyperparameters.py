@@ -114,6 +114,8 @@ class OptimizerField(Spreading):
     is_complement: ClassVar[bool] = False
     skips_zero: ClassVar[bool] = False
     """Groups that hold a zero are left alone."""
+    remedy: ClassVar[str] = ""
+    """What to do where all of them do."""
     is_scheduled: ClassVar[bool] = False
     """A zero is only where the schedule begins."""
 
@@ -143,9 +145,10 @@ class OptimizerField(Spreading):
         slots = {i: slot for i in range(num_groups) if (slot := self._slot(optimizer, i)) is not None}
         if not slots:
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
+            is_zero = any(key in group for key, _ in self.keys for group in optimizer.param_groups)
             warn(
                 f"{type(self).__name__} found no {looked_for} in the groups of {type(optimizer).__name__}: "
-                "nothing is explored" + ". Start it above zero" * self.skips_zero,
+                "nothing is explored" + (f". {self.remedy}" if is_zero and self.remedy else ""),
                 NoEffectWarning,
             )
             return []
@@ -241,6 +244,18 @@ class WeightDecay(OptimizerField):
     name = "weight_decay"
     keys = (("weight_decay", None),)
     skips_zero = True
+    remedy = "Set weight_decay=0.01 in the optimizer"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.spread, str):  # as in WeightDecay("auto")
+            raise TypeError(f"spread must be a number, got {self.spread!r}: write start='auto'")
+        super().__post_init__()
+        if self.start not in ("auto", None):
+            is_number = isinstance(self.start, (int, float))
+            remedy = (
+                f"set weight_decay={self.start!r} in the optimizer" if is_number else "write start='auto'"
+            )
+            raise ValueError(f"start must be 'auto' or None, got {self.start!r}: {remedy}")
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:
         """One tunable per parameter group that decays, or a single one."""

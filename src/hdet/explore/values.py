@@ -9,29 +9,39 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_kind
-from hdet.explore.hyperparameters import Hyperparameter
+from hdet.explore.hyperparameters import Hyperparameter, LearningRate, OptimizerField
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
 from hdet.weak_hook import weak_hook
 
 
-def hyperparameters_of(explore: Any) -> list[Hyperparameter]:
+def hyperparameters_of(explore: Any, *, may_be_empty: bool = False) -> list[Hyperparameter]:
     """Return what the user asked for, as a list. Raises if it is something else.
 
     >>> hyperparameters_of("lr")
     Traceback (most recent call last):
-    TypeError: explore must be a list of hyperparameters such as [hdet.LearningRate()], got 'lr' of type str
+    TypeError: explore must be a list of hyperparameters, got 'lr' of type str: write [hdet.LearningRate()]
     """
     is_list = isinstance(explore, Sequence) and not isinstance(explore, str)
-    require_kind("explore must be a list of hyperparameters such as [hdet.LearningRate()]", explore, is_list)
-    if not explore:
+    require_kind("explore must be a list of hyperparameters", explore, is_list, _remedy(explore))
+    if not explore and not may_be_empty:
         raise ValueError(
             "explore must name at least one hyperparameter, got none: leave it out for the default"
         )
     for h in explore:
-        is_one = callable(getattr(h, "tunables", None))
-        require_kind("explore must hold hyperparameters such as hdet.LearningRate()", h, is_one)
+        is_one = callable(getattr(h, "tunables", None)) and not isinstance(h, type)
+        require_kind("explore must hold hyperparameters", h, is_one, _remedy(h))
     return list(explore)
+
+
+def _remedy(given: Any) -> str:
+    """Tell what to write in place of a name, of a class, or of one without a list."""
+    kind = given if isinstance(given, type) else type(given)
+    kinds = {k.name: k for k in OptimizerField.__subclasses__()}
+    kind = kinds.get(given, kind) if isinstance(given, str) else kind
+    if not hasattr(kind, "tunables"):
+        kind = LearningRate
+    return f"write [hdet.{kind.__name__}({'' if issubclass(kind, OptimizerField) else '...'})]"
 
 
 class ExploredValues:

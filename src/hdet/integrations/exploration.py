@@ -29,6 +29,6 @@ def require_exploration(
     is_data = callable(probe) or (isinstance(probe, Iterable) and not isinstance(probe, str | Tensor))
     rule = "probe must be held-out batches, such as a DataLoader, an hdet.Probe, or None"
     require_kind(rule, probe, probe is None or is_data)
-    hyperparameters = [] if explore in ((), []) else hyperparameters_of(explore)
+    hyperparameters = hyperparameters_of(explore, may_be_empty=True)
     if probe is None and controller is None and any(isinstance(h, WeightDecay) for h in hyperparameters):
         raise ValueError("probe must be given to explore weight decay, got None: pass held-out batches")

@@ -31,10 +31,10 @@ class UnseenProbe(Probe):
         with unseen(module):
             super().__init__((made_ready(module, batch) for batch in batches), training_loss)
 
-    def __call__(self, model: nn.Module) -> Tensor:
+    def __call__(self, model: nn.Module, *, only_first: bool = False) -> Tensor:
         """Give the losses of its parts."""
         with unseen(model):
-            return super().__call__(model)
+            return super().__call__(model, only_first=only_first)
 
 
 def made_ready(module: Any, batch: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from hdet.checks import require_number
@@ -35,7 +36,7 @@ _FIRST, _LAST = 0.2, 0.9
 _MAY_FALL_FROM = 0.35
 """Share of the run from which decay may be taken away. Before, hardly any model overfits."""
 _CLOSED_GAP = 0.25
-"""A model whose held-out loss is above its training loss by less than this share may need less decay."""
+"""A model may need less decay where (held-out loss - training loss) / held-out loss is below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,16 @@ class WeightDecayController:
         [2, 4, 6, 8, 10]
         """
         return math.floor(share_done / self.interval + 1e-9) > math.floor(before / self.interval + 1e-9)
+
+    def num_looks(self, num_rounds: float) -> int:
+        """Count the looks in a run of so many rounds.
+
+        >>> [WeightDecayController().num_looks(num_rounds) for num_rounds in (1, 2.5, 20, 400)]
+        [0, 2, 15, 15]
+        """
+        num_rounds = min(num_rounds, 1000)
+        shares = [k / num_rounds for k in range(math.floor(num_rounds) + 1)]
+        return sum(self.is_due(share, before) for before, share in pairwise(shares) if may_look(share))
 
 
 def may_look(share_done: float) -> bool:

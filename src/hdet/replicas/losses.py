@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hdet.checks import shown
 from hdet.replicas.tensors import accelerator, accelerator_module, widest_float
+
+_EXAMPLE = "write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])"
+_LONGEST_REASON = 200
+"""Characters that are shown of an error in the user's loss."""
 
 
 def scalar_of(must: str, value: object) -> Tensor:
@@ -21,9 +27,8 @@ def scalar_of(must: str, value: object) -> Tensor:
     ValueError: loss must be a tensor with one element, got shape (2,): take its mean
     """
     if not isinstance(value, Tensor):
-        shown = f"{value!r} of type {type(value).__name__}"
         remedy = "leave out .item()" if isinstance(value, float) else "give the loss alone"
-        raise TypeError(f"{must} a tensor with one element, got {shown}: {remedy}")
+        raise TypeError(f"{must} a tensor with one element, got {shown(value)}: {remedy}")
     if not value.is_floating_point():
         take_real = "take its real part or its absolute value"
         remedy = take_real if value.is_complex() else "a loss is no whole number"
@@ -31,6 +36,31 @@ def scalar_of(must: str, value: object) -> Tensor:
     if value.dim() and value.numel() != 1:
         raise ValueError(f"{must} a tensor with one element, got shape {tuple(value.shape)}: take its mean")
     return value.reshape(()) if value.dim() else value
+
+
+def first_loss(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any, remedy: str = "") -> Any:
+    """Call the user's loss for the first time. An error then says how it was called.
+
+    One of torch, such as of shapes that do not fit or of memory, stays what it is and gets a note. With a
+    remedy it is explained, too.
+
+    >>> first_loss(lambda batch, model: model(batch), nn.Identity(), 3)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    TypeError: loss must be a function loss(model, batch), with the model first, but it failed on the ...
+    """
+    try:
+        return loss(model, batch)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not (remedy and type(error) is RuntimeError):
+            if sys.version_info >= (3, 11):
+                error.add_note(f"hdet called loss(model, batch), with the model first and {shown(batch)}")
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+        kind = next((k for k in (TypeError, RuntimeError) if isinstance(error, k)), ValueError)
+        raise kind(
+            "loss must be a function loss(model, batch), with the model first, but it failed on the first "
+            f"batch, {shown(batch)} ({reason}): {remedy or _EXAMPLE}"
+        ) from error
 
 
 def number_of(must: str, value: object) -> float:
@@ -48,9 +78,7 @@ def number_of(must: str, value: object) -> float:
             raise TypeError
         return float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
-        raise TypeError(
-            f"{must} a tensor with one element or a number, got {value!r} of type {type(value).__name__}"
-        ) from None
+        raise TypeError(f"{must} a tensor with one element or a number, got {shown(value)}") from None
 
 
 class LossSum(NamedTuple):

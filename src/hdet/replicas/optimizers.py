@@ -24,6 +24,8 @@ from torch.optim import (
 )
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.checks import shown
+
 _ADAPTIVE = (ASGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop)
 """They add weight decay to the gradient unless a group says otherwise."""
 _COPIES_ITS_GROUPS = "ZeroRedundancyOptimizer"
@@ -44,10 +46,10 @@ def optimizer_layers(optimizer: object) -> list[Optimizer]:
         layers.append(inner)
     last = layers[-1]
     if not isinstance(last, Optimizer):
-        is_model = isinstance(optimizer, nn.Module)  # whose repr has pages
-        shown = f"{'a model' if is_model else repr(optimizer)} of type {type(optimizer).__name__}"
+        is_model = isinstance(optimizer, nn.Module)
+        got = f"a model of type {type(optimizer).__name__}" if is_model else shown(optimizer)
         swapped = ": are model and optimizer swapped?" if is_model else ""
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown}{swapped}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {got}{swapped}")
     if not hasattr(last, "_optimizer_step_post_hooks"):
         raise TypeError(
             f"optimizer must call torch.optim.Optimizer.__init__, got a {type(last).__name__} that does not: "

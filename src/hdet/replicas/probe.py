@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,13 +10,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.parameter import is_lazy
 
-from hdet.checks import require_kind
+from hdet.checks import require_batches, require_kind
 from hdet.errors import HdetWarning, warn
 from hdet.method.weight_decay import FEW_EXAMPLES, NUM_PARTS
-from hdet.replicas.losses import number_of, scalar_of
+from hdet.replicas.losses import evaluating, first_loss, number_of, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
+from hdet.replicas.tensors import reshard
+
+REMEDY = "write hdet.Probe([(x, y)], loss)"
 
 
 class Probe:
@@ -36,15 +40,19 @@ class Probe:
     """
 
     def __init__(self, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor]) -> None:
-        require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
-        is_data = isinstance(batches, Iterable) and not isinstance(batches, Tensor)
-        require_kind("batches must be held-out batches, such as a DataLoader", batches, is_data)
+        require_batches(batches, REMEDY, (Mapping, Tensor))
+        require_kind("loss must be a function loss(model, batch)", loss, callable(loss), REMEDY)
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed
             held = list(batches)
         self.num_examples = sum(map(size_of, held))
         """Examples of this rank."""
         if not self.num_examples:
-            raise ValueError("batches must hold at least one example, got none: give held-out data")
+            is_used_up = iter(batches) is batches
+            remedy = "pass the DataLoader itself, not iter(loader) or a generator that was read before"
+            raise ValueError(
+                "batches must hold at least one example, got none: "
+                + (remedy if is_used_up else "give held-out data")
+            )
         if self.num_examples < FEW_EXAMPLES:
             warn(
                 f"the probe has {self.num_examples} examples: with fewer than {FEW_EXAMPLES} what it says is "
@@ -58,13 +66,19 @@ class Probe:
         self._loss = loss
         self._device: torch.device | None = None
 
-    def __call__(self, model: nn.Module) -> Tensor:
-        """Give the losses of its parts."""
+    def __call__(self, model: nn.Module, *, only_first: bool = False) -> Tensor:
+        """Give the losses of its parts, or of the first one, where an error says how the loss was called."""
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device != self._device:
             self._parts = [pytree.tree_map(lambda x: _moved(x, device), part) for part in self._parts]
             self._device = device
-        losses = [self._loss(model, part) for part in self._parts]
+        if only_first:
+            first = self._parts[0]
+            is_leaf = not isinstance(first, Sequence | Mapping)
+            remedy = f"batches must be a list of batches, {REMEDY}" if is_leaf else ""
+            losses = [first_loss(self._loss, model, first, remedy)]
+        else:
+            losses = [self._loss(model, part) for part in self._parts]
         return torch.stack([scalar_of("loss must return", loss).detach() for loss in losses])
 
 
@@ -86,6 +100,26 @@ def losses_of(probe: AnyProbe, model: nn.Module | None) -> list[float]:
     if isinstance(losses, Tensor) and losses.ndim == 1 and losses.is_floating_point() and len(losses):
         return losses.tolist()
     return [number_of("probe must return", losses)]
+
+
+def require_scorable(probe: Probe, model: nn.Module) -> None:
+    """Score the first part of a probe, so that an error shows before the run. Nothing is left changed.
+
+    Collective where the model is sharded: all its ranks compute together. An error of some of them alone
+    leaves the others waiting there, as it would in the run.
+    """
+    if any(p.is_meta or is_lazy(p) for p in model.parameters()):
+        return  # it has no weights yet
+    # A buffer that the model puts in the place of another stays: in evaluation it is a cache that has grown.
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with evaluating(model), batch_statistics(model):
+            probe(without_ddp(model), only_first=True)
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
+        reshard(model)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from hdet.replicas.tensors import (
     reshard,
     sharded_like,
 )
-from hdet.replicas.warm_start import Norm, add_noise
+from hdet.replicas.warm_start import Norm, add_noise, was_warm_started
 from hdet.weak_hook import weak_hook
 
 _log = logging.getLogger(__name__)
@@ -143,10 +143,10 @@ class RankReplicas:
             self._has_parted = len({row[0] for row in sums}) > 1
         if self._has_parted:
             self._require_whole("start from the same parameters")
-            if self.is_writer:
+            if not was_warm_started(self._whole()) and self.is_writer:
                 _log.warning(
-                    "replicas begin with different parameters, as after a warm start: the first sync "
-                    "averages them. If you did not ask for it, use the same seed on every rank"
+                    "replicas begin with different parameters: the first sync averages them. If you did not "
+                    "ask for it, use the same seed on every rank"
                 )
         self._step_made = step_made
         self._measures_gradients = measures_gradients

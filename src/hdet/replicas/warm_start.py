@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.method.fan_out import derived_seed, noise_std
@@ -15,6 +16,8 @@ from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.tensors import is_sharded, local_part, whole, widest_float
 
 Norm = Literal["tensor", "global"]
+
+_perturbed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def warm_start(
@@ -56,6 +59,13 @@ def warm_start(
     require_count("replica", index, at_least=0)
     require_count("seed", seed, at_least=0)
     add_noise(list(model.parameters()), noise_scale, norm=norm, seed=seed, replica=index)
+    _perturbed.update(dict.fromkeys(model.parameters(), True))
+
+
+def was_warm_started(parameters: Sequence[Tensor]) -> bool:
+    """Tell whether :func:`warm_start` has made these differ between replicas. It is told once."""
+    told = [_perturbed.pop(parameter, False) for parameter in parameters]
+    return any(told)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-from hdet.checks import require_count, require_kind, require_number
+from hdet.checks import require_batches, require_count, require_number
 from hdet.errors import NotFiniteError
 from hdet.search.decisions import (
     LEAST_STEPS,
@@ -176,8 +176,7 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     >>> [next(stream) for _ in range(5)]
     [1, 2, 1, 2, 1]
     """
-    is_iterable = isinstance(batches, Iterable)
-    require_kind("batches must be an iterable of batches, such as a DataLoader", batches, is_iterable)
+    require_batches(batches, "pass the DataLoader, or a list of batches")
     while True:
         is_empty = True
         for batch in batches:

@@ -22,7 +22,7 @@ from hdet.replicas.copies import ALONE
 from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.losses import scalar_of
+from hdet.replicas.losses import first_loss, scalar_of
 from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_search, require_free, without_ddp
 from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
 from hdet.replicas.rows import size_of, split
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CALLED = "hdet.find_lr called loss(model, batch), with the model first and the batch as your loader gives it"
 _CUT = (
     "hdet.find_lr called loss(model, batch) with a part of a batch. It cuts the tensors of a batch along "
     "their first dimension. If yours cannot be cut like that, put each batch into an object of a class of "
@@ -282,13 +281,16 @@ class _TorchTrainee:
         return math.isfinite(value)
 
     def _loss_of(self, batch: Any) -> Tensor:
+        if not self._has_loss:
+            loss = first_loss(self._loss, self._model, batch)
+            self._has_loss = True
+            return scalar_of("loss must return", loss)
         try:
             loss = self._loss(self._model, batch)
         except Exception as error:
-            if sys.version_info >= (3, 11):
-                error.add_note(_CUT if self._num_parts > 1 and self._has_loss else _CALLED)
+            if sys.version_info >= (3, 11) and self._num_parts > 1:
+                error.add_note(_CUT)
             raise
-        self._has_loss = True
         return scalar_of("loss must return", loss)
 
     @torch.no_grad()

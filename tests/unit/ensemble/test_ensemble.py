@@ -561,9 +561,13 @@ def test_replay_refuses_what_does_not_fit() -> None:
         (
             {"explore": hdet.LearningRate()},
             TypeError,
-            r"explore must be a list of hyperparameters .* got LearningRate\(",
+            r"explore must be a list of hyperparameters, got .* type LearningRate: write",
         ),
-        ({"explore": ["lr"]}, TypeError, r"explore must hold hyperparameters such as hdet.LearningRate\(\)"),
+        (
+            {"explore": ["lr"]},
+            TypeError,
+            r"explore must hold hyperparameters, got .* write \[hdet.LearningRate\(\)\]",
+        ),
         (
             {"explore": [hdet.LearningRate(), hdet.LearningRate()]},
             ValueError,
@@ -593,7 +597,7 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"assignment": "sobol"}, ValueError, "assignment must be one of 'random', 'latin', 'factorial'"),
         ({"moments": "drop"}, ValueError, "moments must be one of 'auto', 'average', 'keep', 'reset'"),
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
-        ({"probe": 3}, TypeError, "probe must be callable or None"),
+        ({"probe": 3}, TypeError, "probe must be an hdet.Probe, a function"),
         ({"assignment": "factorial", "replicas": ReplicaGroup(0, 3)}, ValueError, "got 3 replicas for 1"),
         ({"bucket_mib": 0}, ValueError, "bucket_mib must be a number above 0"),
         ({"replicas": "all"}, ValueError, "replicas must be None while"),
@@ -687,7 +691,9 @@ def test_a_step_that_is_called_once_per_epoch_is_an_error() -> None:
 
 def test_a_step_that_is_never_called_is_an_error() -> None:
     optimizer, ensemble = make(sync_every=100)
-    with pytest.raises(hdet.HdetError, match="must be called after every optimizer step"):
+    with pytest.raises(
+        hdet.HdetError, match="but it was never called, and the optimizer has made 5: call it"
+    ):
         for _ in range(10):
             optimizer.step()
     assert ensemble.num_steps == 0

@@ -54,7 +54,9 @@ def test_a_schedule_that_is_none_is_named(schedule: Any, error: type[Exception],
 
 def test_what_is_replayed_is_a_list() -> None:
     schedule = {"lr": [0.1], "weight_decay": [0.0]}
-    with pytest.raises(TypeError, match=r"explore must be a list of hyperparameters .* got WeightDecay\("):
+    with pytest.raises(
+        TypeError, match=r"explore must be a list of hyperparameters, got .* WeightDecay: write"
+    ):
         hdet.ReplayLR(optimizer(), schedule, explore=hdet.WeightDecay())  # pyright: ignore[reportArgumentType]
 
 
