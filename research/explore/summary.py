@@ -71,18 +71,19 @@ def tables(records: Sequence[Record]) -> str:
 
 def _spread(values: Sequence[float]) -> list[str]:
     if not values:
-        return ["-", "-", "-"]
+        return ["-"] * 4
     ordered = sorted(values)
     ninetieth = ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))]
-    return [f"{statistics.median(values):.3f}", f"{ninetieth:.3f}", f"{ordered[-1]:.3f}"]
+    shown = (statistics.median(values), ninetieth, ordered[-1])
+    return [str(len(values)), *(f"{value:.3f}" for value in shown)]
 
 
 def _overall(records: Sequence[Record]) -> str:
     """Each problem counts once, with the mean over its seeds."""
-    head = ["held-out loss"] + [
-        f"{split}: {what}" for split in _SPLITS for what in ("median", "90th", "worst")
-    ]
-    lines = [table_line(head), table_line(["---"] + ["---:"] * 6)]
+    head = ["held-out loss"]
+    for split in _SPLITS:
+        head += [f"{split}: problems", "median", "90th", "worst"]
+    lines = [table_line(head), table_line(["---"] + ["---:"] * 8)]
     for label, over, under in _ROWS:
         cells = [label]
         for split in _SPLITS:
@@ -92,14 +93,14 @@ def _overall(records: Sequence[Record]) -> str:
             lines.append(table_line(cells))
     lines.append(table_line(["LR found and decay explored, over a sweep of both", *_joint(records)]))
     scaled = ["temperature-scaled loss: explored from the default, over it"]
-    accuracy = ["accuracy: explored minus default, points (mean, least, most)"]
+    accuracy = ["accuracy: explored minus default, points: mean, least, most"]
     for split in _SPLITS:
         rows = (("explore", "default"), ("fixed", "default"))
         each = [ratios(records, n, *rows, of=lambda r: r["scaled_loss"]) for n in names(split)]
         scaled += _spread([statistics.fmean(one) for one in each if one])
         gains = [gain for name in names(split) if (gain := _accuracy_gain(records, name)) is not None]
         found = (statistics.fmean(gains), min(gains), max(gains)) if gains else ()
-        accuracy += [f"{100 * gain:+.2f}" for gain in found] or ["-"] * 3
+        accuracy += [str(len(gains)), *(f"{100 * gain:+.2f}" for gain in found)] if gains else ["-"] * 4
     return "\n".join([*lines, table_line(scaled), table_line(accuracy)])
 
 
@@ -110,8 +111,8 @@ def _joint(records: Sequence[Record]) -> list[str]:
         for name in names(split):
             best = [loss_of(r) for r in _runs(records, name, "joint best", None).values()]
             guesses = [r for r in records if (r["problem"], r["method"]) == (name, "find and explore")]
-            if best:
-                found += [loss_of(r) / statistics.fmean(best) for r in guesses]
+            if best and guesses:
+                found.append(statistics.fmean(loss_of(r) for r in guesses) / statistics.fmean(best))
         cells += _spread(found)
     return cells
 
