@@ -74,7 +74,7 @@ class WeightDecaySteering:
     >>> for _ in range(25):  # looks come after 20 and 25 steps, and must agree
     ...     opt_state, state = steering.step(opt_state, state, params, loss=1.0)
     >>> round(state.known.strength, 3), round(read_values(opt_state, "weight_decay")[0].item(), 3)
-    (2.1, 0.21)
+    (1.601, 0.16)
     """
 
     def __init__(self, loss_fn: Loss, batches: Iterable[Any], *, total_steps: int, mask: Any = None) -> None:
