@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -57,6 +58,20 @@ PACKAGES = [
 ]
 
 Result = tuple[hdet.FoundLR, list[torch.Tensor]]
+
+
+@contextmanager
+def searches() -> Iterator[list[hdet.FoundLR]]:
+    """Collect what searches within the block find."""
+    found: list[hdet.FoundLR] = []
+    find_lr = hdet.find_lr
+
+    def remembering(*told, **more):
+        found.append(find_lr(*told, **more))
+        return found[-1]
+
+    with patch.object(hdet, "find_lr", remembering):
+        yield found
 
 
 @functools.cache
@@ -170,8 +185,6 @@ def skorch(tmp_path) -> Result:
     names = {**task(), "skorch": skorch}
     exec(snippet("skorch"), names)
     search = names["LearningRateSearch"]()
-    found = []
-    search.__class__.on_epoch_begin = lambda self, net, **_: found.append(self.auto_._found)
     regressor = skorch.NeuralNetRegressor(
         names["model"],
         optimizer=torch.optim.AdamW,
@@ -184,7 +197,8 @@ def skorch(tmp_path) -> Result:
         verbose=0,
     )
     x, y = data().tensors
-    regressor.fit(x, y)
+    with searches() as found:
+        regressor.fit(x, y)
     return found[0], weights(regressor.module_)
 
 
@@ -203,9 +217,9 @@ def fastai(tmp_path) -> Result:
         path=tmp_path,
     )
     search = names["LearningRateSearch"]()
-    with learn.no_bar(), learn.no_logging():
+    with learn.no_bar(), learn.no_logging(), searches() as found:
         learn.fit(EPOCHS, 1e-4, cbs=search)
-    return search.auto._found, weights(learn.model)
+    return found[0], weights(learn.model)
 
 
 FAMILY: list[Callable[..., Result]] = [

@@ -89,7 +89,7 @@ def test_a_loss_of_ones_own_scores_the_probe_too(tmp_path):
     records, own = hdet.Records(), hdet.Records()
     train(trainer_of(tmp_path), records)
     train(trainer_of(tmp_path), own, loss=loss)
-    assert scored == [32] * 8 * 2 * 15  # parts, scales, looks
+    assert scored == [32] * (1 + 8 * 2 * 15)  # once when it is built; then parts, scales, looks
     seen, doubled = (next(record for record in r if record.slope) for r in (records, own))
     assert doubled.held_out_loss == pytest.approx(2 * seen.held_out_loss, rel=1e-6)
 
