@@ -17,6 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def run(name: str, *arguments: str, ranks: int = 1, cwd: Path) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher.append(str(ROOT / "tests" / "helpers" / "script.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, *(launcher if ranks > 1 else []), str(ROOT / "examples" / name), *arguments],

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 def run_script(path: str | Path, *arguments: object, num_ranks: int = 1, cwd: Path | None = None) -> str:
     """What the script has printed; an error with the end of its messages if it failed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    launcher.append(str(ROOT / "tests" / "helpers" / "script.py"))
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, *(launcher if num_ranks > 1 else []), str(ROOT / path), *map(str, arguments)],

@@ -77,15 +77,15 @@ def is_launched() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End this command with an exit code. A rank that :func:`launch` has started ends at once, with zero.
+    """End this command with an exit code. A rank ends at once; one of :func:`launch` with zero.
 
-    Such a rank has said and written all by now. Freed in the usual way, a gloo group whose other ranks are
-    gone can abort the process, and torchrun would take that for a failure of the run.
+    A rank has said and written all by now. While the interpreter ends, a thread of a gloo group can abort the
+    process, and torchrun would take that for a failure of the run.
     """
-    if is_launched():
+    if is_rank():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(0 if is_launched() else code)
     raise typer.Exit(code)
 
 
