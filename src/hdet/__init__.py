@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hdet.checkpoints import load_checkpoint as load_checkpoint
     from hdet.checkpoints import save_checkpoint as save_checkpoint
     from hdet.ensemble import Ensemble as Ensemble
-    from hdet.ensemble import VirtualEnsemble as VirtualEnsemble
+    from hdet.ensemble.virtual import VirtualEnsemble as VirtualEnsemble
     from hdet.errors import AllReplicasFailedError as AllReplicasFailedError
     from hdet.errors import CannotVectorizeError as CannotVectorizeError
     from hdet.errors import CheckpointError as CheckpointError
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from hdet.replicas import warm_start as warm_start
     from hdet.replicas.probe import Probe as Probe
     from hdet.schedules import OneCycleAutoLR as OneCycleAutoLR
-    from hdet.schedules import ReplayLR as ReplayLR
-    from hdet.schedules import export_schedule as export_schedule
     from hdet.schedules.replay import Prior as Prior
+    from hdet.schedules.replay import ReplayLR as ReplayLR
+    from hdet.schedules.replay import export_schedule as export_schedule
     from hdet.schedules.replay import prior_from as prior_from
     from hdet.search.found import FoundLR as FoundLR
     from hdet.search.with_torch import find_lr as find_lr
