@@ -49,3 +49,13 @@ def test_a_path_that_has_moved_works_and_says_where_it_is(old: str, name: str):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'hdet' has no attribute 'Nothing'"):
         _ = hdet.Nothing
+
+
+def test_names_of_a_room_are_there_without_being_loaded_with_it():
+    from hdet import ensemble, schedules
+
+    assert ensemble.VirtualEnsemble is hdet.VirtualEnsemble
+    assert schedules.ReplayLR is hdet.ReplayLR and schedules.export_schedule is hdet.export_schedule
+    for room in (ensemble, schedules):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = room.nothing
