@@ -22,7 +22,7 @@ SPLITS: dict[str, Split | None] = {"dev": "dev", "held-out": "held out", "all": 
 def zoo(
     methods: Annotated[
         str, typer.Option(help="Comma-separated; compare --methods help says what there is.")
-    ] = "hdet_find,plain_tail",
+    ] = "hdet_find_on_top,hdet_find,plain_tail",
     split: Annotated[str, typer.Option(help="dev, held-out, or all.")] = "all",
     problems: Annotated[str, typer.Option(help="Comma-separated (default: all of the split).")] = "",
     starts: Annotated[
@@ -39,8 +39,8 @@ def zoo(
     """Judge finders on small real problems, half of them held out before any tuning.
 
     Every problem is swept first: learning rates a factor of 1.33 apart and warm-ups of 10 and 40 %, with the
-    tail. Every method then trains from multiples of the best learning rate. Runs that are in the folder are
-    not repeated, so that a zoo that was stopped goes on.
+    tail. The best is run again on fresh seeds. Every method then trains from multiples of its learning rate.
+    Runs that are in the folder are not repeated, so that a zoo that was stopped goes on.
     """
     from hdet.checks import require_choice
     from research.zoo.catalogue import names

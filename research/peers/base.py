@@ -93,6 +93,8 @@ class Trained:
     found_lr: float | None = None
     likely: tuple[float, float] | None = None
     """The range in which it says that the best learning rate lies."""
+    search_steps: int | None = None
+    """Steps that it took before the run, if it did."""
 
 
 @dataclass(frozen=True, kw_only=True)

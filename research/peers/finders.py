@@ -40,7 +40,7 @@ def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
     return Trained(metrics, result.found_lr)
 
 
-def _find(job: Job) -> Trained:
+def _find(job: Job, *, is_on_top: bool) -> Trained:
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
     found = find_lr(
@@ -51,13 +51,14 @@ def _find(job: Job) -> Trained:
         total_steps=job.steps,
         clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
     )
-    steps = job.steps - found.num_steps  # the search is part of the budget
+    steps = job.steps if is_on_top else job.steps - found.num_steps
     auto = AutoLR(optimizer, total_steps=steps, model=model, found=found)
     try:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
-    return Trained(evaluate(job.task, model), found.lr[0], (found.low[0], found.high[0]))
+    likely = (found.low[0], found.high[0])
+    return Trained(evaluate(job.task, model), found.lr[0], likely, found.num_steps)
 
 
 def nes_step(log_lr: float, losses: Sequence[float], multipliers: Sequence[float]) -> float:
@@ -145,7 +146,14 @@ METHODS = (
     Method(
         name="hdet_find",
         description="hdet.find_lr, then hdet.AutoLR with what it found: 40 % warmup, and the tail",
-        run=_find,
+        run=partial(_find, is_on_top=False),
         least_steps=LEAST_STEPS,
+    ),
+    Method(
+        name="hdet_find_on_top",
+        description="hdet_find, but the run after the search has all steps of the budget",
+        run=partial(_find, is_on_top=True),
+        least_steps=LEAST_STEPS,
+        is_default=False,
     ),
 )

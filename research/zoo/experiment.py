@@ -24,9 +24,14 @@ from research.zoo.catalogue import names, problem_of
 from research.zoo.problem import Split
 from research.zoo.sweep import Point, best_point, lr_at, next_points
 
-__all__ = ["STARTS", "SWEEP", "open_ledger", "run_zoo", "sweep_losses"]
+__all__ = ["AGAIN", "FRESH", "STARTS", "SWEEP", "open_ledger", "relative_error", "run_zoo", "sweep_losses"]
 
-SWEEP = "sweep"
+SWEEP, AGAIN = "sweep", "best again"
+"""The runs that choose the best learning rate and warm-up, and runs of that choice on fresh seeds: the lowest
+of 25 means of two seeds is low by luck, too."""
+FRESH = (10, 11, 12, 13)
+"""Seeds of the strict baseline. Problems whose error is small need only the first two."""
+_LARGEST_ERROR = 0.02
 STARTS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _KEY = ("problem", "method", "warmup", "start", "lr", "seed")
 
@@ -51,11 +56,11 @@ def run_zoo(
     """Run what the folder does not have yet; whether all is there in the end.
 
     Args:
-        methods: names from :data:`research.peers.METHODS`; the sweep is always run.
+        methods: names from :data:`research.peers.METHODS`; the sweep and its winner again are always run.
         split: problems of this split only.
         problems: these only.
         starts: starting learning rates as factors on the best one of the sweep.
-        seeds: which.
+        seeds: of the sweep. Methods have twice as many where a problem is noisy.
         folder: of ``zoo.jsonl``.
         num_jobs: runs at a time; 0 for one per core.
         on_done: called with the number of runs done, and that of all as far as it is known.
@@ -82,13 +87,24 @@ def run_zoo(
         while specs := [s for name in wanted for s in _next_of_sweep(name, seeds, ledger)]:
             if not finish(specs):
                 return False
+        best = {name: best_point(sweep_losses(ledger.records, name, seeds)) for name in wanted}
+        for fresh in (FRESH[:2], FRESH):
+            again = [
+                _spec(name, AGAIN, seed, warmup=warmup, lr=lr_at(place))
+                for name, (warmup, place) in best.items()
+                if fresh != FRESH or relative_error(ledger.records, name) > _LARGEST_ERROR
+                for seed in fresh
+            ]
+            if not finish(again):
+                return False
         runs = []
         for name in wanted:
-            best_lr = lr_at(best_point(sweep_losses(ledger.records, name, seeds))[1])
+            best_lr, is_noisy = lr_at(best[name][1]), relative_error(ledger.records, name) > _LARGEST_ERROR
             for method in methods:
                 for start in starts if METHODS[method].uses_start else [None]:
                     lr = None if start is None else float(f"{best_lr * start:.6g}")
-                    runs += [_spec(name, method, seed, start=start, lr=lr) for seed in seeds]
+                    more = range(len(seeds), 2 * len(seeds)) if is_noisy else ()
+                    runs += [_spec(name, method, seed, start=start, lr=lr) for seed in (*seeds, *more)]
         return finish(runs)
 
 
@@ -112,6 +128,18 @@ def sweep_losses(records: Sequence[Record], problem: str, seeds: Sequence[int]) 
             point = (record["warmup"], round(math.log10(record["lr"]) * 8))
             losses.setdefault(point, []).append(loss_of(record))
     return {point: statistics.fmean(found) for point, found in losses.items() if len(found) == len(seeds)}
+
+
+def relative_error(records: Sequence[Record], problem: str) -> float:
+    """Standard error of the mean of two runs of the best learning rate on fresh seeds, over that mean."""
+    losses = [
+        loss_of(r)
+        for r in records
+        if (r["problem"], r["method"]) == (problem, AGAIN) and r["seed"] in FRESH[:2]
+    ]
+    if len(losses) < 2 or math.inf in losses:
+        return math.inf
+    return statistics.stdev(losses) / math.sqrt(2) / statistics.fmean(losses)
 
 
 def loss_of(record: Record) -> float:
@@ -146,7 +174,8 @@ def _train(spec: Record) -> Record:
         num_replicas=problem.num_replicas,
         optimizer_kind="sgd" if isinstance(optimizer, SGD) else "adamw",
     )
-    run = METHODS[spec["method"]].run if spec["method"] != SWEEP else _sweep_run(spec["warmup"])
+    is_plain = spec["method"] in (SWEEP, AGAIN)
+    run = _sweep_run(spec["warmup"]) if is_plain else METHODS[spec["method"]].run
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(spec["seed"], "training"))
         begin = time.monotonic()
@@ -162,6 +191,7 @@ def _train(spec: Record) -> Record:
         "metrics": metrics,
         "found_lr": found if found is not None and math.isfinite(found) else None,
         "likely": trained.likely,
+        "search_steps": trained.search_steps,
         "seconds": round(seconds, 3),
     }
 

@@ -10,22 +10,28 @@ from dataclasses import dataclass
 from research.compare.ledger import Record
 from research.markdown import table_line
 from research.zoo.catalogue import names, problem_of
-from research.zoo.experiment import SWEEP, loss_of, sweep_losses
+from research.zoo.experiment import AGAIN, SWEEP, loss_of, sweep_losses
+from research.zoo.problem import Split
 from research.zoo.sweep import WARMUPS, best_point, lr_at
 
 __all__ = ["Baseline", "baseline_of", "ratios", "table"]
 
 NEAR, FAR = (0.1, 1.0, 10.0), (0.01, 100.0)
 """Starts that users have, and starts that are far off."""
+ON_TOP, INSIDE, PLAIN = "hdet_find_on_top", "hdet_find", "plain_tail"
+_SPLITS: tuple[Split, ...] = ("dev", "held out")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The best of the sweep over learning rates and warm-ups."""
+    """The best of the sweep over learning rates and warm-ups, run again on fresh seeds."""
 
     lr: float
     warmup: float
-    by_seed: dict[int, float]
+    loss: float
+    """Mean over the fresh seeds, or over those of the sweep where there are none."""
+    error: float
+    """Standard error of the mean, relative to it."""
     valley: dict[float, float]
     """By warm-up: the highest learning rate within 1 % of that warm-up's best, over the lowest."""
 
@@ -36,108 +42,115 @@ def baseline_of(records: Sequence[Record], problem: str, seeds: Sequence[int]) -
     if not losses or not math.isfinite(min(losses.values())):
         return None
     warmup, place = best_point(losses)
-    by_seed = {
-        record["seed"]: loss_of(record)
-        for record in records
-        if (record["problem"], record["method"], record["warmup"], record["lr"])
-        == (problem, SWEEP, warmup, lr_at(place))
+    chosen = (problem, warmup, lr_at(place))
+    runs = {
+        method: [
+            loss_of(record)
+            for record in records
+            if (record["problem"], record["warmup"], record["lr"]) == chosen and record["method"] == method
+        ]
+        for method in (AGAIN, SWEEP)
     }
+    again = runs[AGAIN] or runs[SWEEP]
+    loss = statistics.fmean(again)
+    error = statistics.stdev(again) / math.sqrt(len(again)) / loss if len(again) > 1 else math.nan
     valley = {}
     for w in WARMUPS:
         here = {p: loss for (other, p), loss in losses.items() if other == w}
         near = [p for p, loss in here.items() if loss <= 1.01 * min(here.values())]
         valley[w] = lr_at(max(near)) / lr_at(min(near)) if near else math.nan
-    return Baseline(lr_at(place), warmup, by_seed, valley)
+    return Baseline(lr_at(place), warmup, loss, error, valley)
 
 
 def ratios(
     records: Sequence[Record], problem: str, method: str, start: float | None, seeds: Sequence[int]
-) -> list[float]:
-    """Held-out loss over the baseline's, seed by seed; infinite where a run failed."""
+) -> dict[int, float]:
+    """Held-out loss over the baseline's, by seed; infinite where a run failed."""
     baseline = baseline_of(records, problem, seeds)
     if baseline is None:
-        return []
-    found = {
-        record["seed"]: loss_of(record) / baseline.by_seed[record["seed"]]
+        return {}
+    return {
+        record["seed"]: loss_of(record) / baseline.loss
         for record in records
         if (record["problem"], record["method"], record["start"]) == (problem, method, start)
-        and record["seed"] in baseline.by_seed
     }
-    return [found[seed] for seed in seeds if seed in found]
 
 
-def table(records: Sequence[Record], *, seeds: Sequence[int], ours: str = "hdet_find") -> str:
-    """Markdown: an overview, then one table of methods and one of problems for each split."""
-    parts = [_overview(records, seeds), _by_replicas(records, seeds, ours)]
-    for split in ("dev", "held out"):
+def table(records: Sequence[Record], *, seeds: Sequence[int]) -> str:
+    """Markdown: how good the number is, the comparison at equal budget, then both splits in detail."""
+    parts = [_number(records, seeds), _overview(records, seeds)]
+    for split in _SPLITS:
         there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
         if there:
-            parts += [f"## {split.capitalize()}", _methods(records, there, seeds)]
-            parts += [f"### {ours}, problem by problem", _problems(records, there, seeds, ours)]
-            parts += [_harm(records, there, seeds, ours), _accuracy(records, there, seeds, ours)]
+            parts += [f"## {split.capitalize()}", _problems(records, there, seeds)]
+            parts += [_harm(records, there, seeds), _accuracy(records, there, seeds)]
+            parts += ["### Equal budget", _methods(records, there, seeds)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _accuracy(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
-    """How far the learning rates that were found are from the baseline's."""
-    lines = []
-    for are_many, who in ((True, "With 8 replicas"), (False, "With 1 or 2")):
-        errors = []
-        for problem in there:
-            baseline = baseline_of(records, problem, seeds)
-            if baseline is not None and (problem_of(problem).num_replicas > 2) == are_many:
-                errors += [
-                    abs(math.log(record["found_lr"] / baseline.lr))
-                    for record in records
-                    if (record["problem"], record["method"]) == (problem, method) and record["found_lr"]
-                ]
-        if errors:
-            shares = [sum(error <= math.log(f) for error in errors) / len(errors) for f in (2, 3, 10)]
-            lines.append(
-                f"{who} the learning rate is within a factor of 2 of the baseline's in {shares[0]:.0%} of "
-                f"{len(errors)} runs from all starts, of 3 in {shares[1]:.0%}, of 10 in {shares[2]:.0%}."
-            )
-    covered = [
-        record["likely"][0] <= baseline.lr <= record["likely"][1]
-        for problem in there
-        if (baseline := baseline_of(records, problem, seeds)) is not None
+def _number(records: Sequence[Record], seeds: Sequence[int]) -> str:
+    """How good the learning rate is that was found: all steps of the run, and the search on top of them."""
+    head = ["the run's learning rate", "dev: median", "90th", "worst", "held out: median", "90th", "worst"]
+    rows = [table_line(head), table_line(["---", *["---:"] * 6])]
+    for label, method, starts in (
+        ("found, from guesses 10 times off or right", ON_TOP, NEAR),
+        ("found, from guesses 100 times off", ON_TOP, FAR),
+        ("the guess, 10 times off or right", PLAIN, NEAR),
+        ("the guess, 100 times off", PLAIN, FAR),
+    ):
+        cells = [_spread(_cells(records, names(split), method, starts, seeds)) for split in _SPLITS]
+        rows.append(table_line([label, *(_shown(value) for spread in cells for value in spread)]))
+    taken = [
+        record["search_steps"] / problem_of(record["problem"]).num_steps
         for record in records
-        if (record["problem"], record["method"]) == (problem, method) and record.get("likely")
+        if record["method"] == ON_TOP and record["start"] in NEAR
     ]
-    if covered:
-        share = sum(covered) / len(covered)
-        lines.append(
-            f"The range that it gives holds the baseline's learning rate in {share:.0%} of the runs."
-        )
-    return "\n".join(lines)
+    if not taken:
+        return ""
+    more = (
+        f"The search took {statistics.median(taken):.0%} more steps in the median, {max(taken):.0%} at most."
+    )
+    return "\n".join([*rows, "", more])
+
+
+def _accuracy(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
+    """How far the learning rates that were found are from the baseline's."""
+    errors, covered, widths = [], [], []
+    for problem in there:
+        baseline = baseline_of(records, problem, seeds)
+        assert baseline is not None
+        for record in records:
+            if (record["problem"], record["method"]) == (problem, ON_TOP) and record["found_lr"]:
+                errors.append(abs(math.log(record["found_lr"] / baseline.lr)))
+                low, high = record["likely"]
+                covered.append(low <= baseline.lr <= high)
+                widths.append(high / low)
+    if not errors:
+        return ""
+    shares = [sum(error <= math.log(f) for error in errors) / len(errors) for f in (2, 3, 10)]
+    return (
+        f"The learning rate is within a factor of 2 of the baseline's in {shares[0]:.0%} of {len(errors)} "
+        f"runs from all starts, of 3 in {shares[1]:.0%}, of 10 in {shares[2]:.0%}. The range that is given "
+        f"with it holds the baseline's in {sum(covered) / len(covered):.0%}. Its ends are a factor of "
+        f"{statistics.median(widths):.0f} apart in the median."
+    )
 
 
 def _overview(records: Sequence[Record], seeds: Sequence[int]) -> str:
-    """Every method on both splits, from the near starts."""
+    """Every method on both splits at equal budget, from the near starts."""
     head = ["method", "dev: median", "90th", "worst", "held out: median", "90th", "worst"]
     lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
     rows = []
-    for method in dict.fromkeys(record["method"] for record in records if record["method"] != SWEEP):
-        dev, held_out = (
-            _spread(_cells(records, names(split), method, NEAR, seeds)) for split in ("dev", "held out")
-        )
+    for method in _methods_of(records):
+        dev, held_out = (_spread(_cells(records, names(split), method, NEAR, seeds)) for split in _SPLITS)
         rows.append(([method, *(_shown(value) for value in (*dev, *held_out))], dev[0]))
     return "\n".join([*lines, *(table_line(row) for row, _ in sorted(rows, key=lambda row: row[1]))])
 
 
-def _by_replicas(records: Sequence[Record], seeds: Sequence[int], method: str) -> str:
-    """How a method does on the problems of each number of replicas, of both splits, from the near starts."""
-    lines = []
-    every = [name for split in ("dev", "held out") for name in names(split)]
-    for count in sorted({problem_of(name).num_replicas for name in every}):
-        cells = _cells(
-            records, [name for name in every if problem_of(name).num_replicas == count], method, NEAR, seeds
-        )
-        if cells:
-            middle, _, worst = _spread(cells)
-            lines.append(table_line([f"{count}", f"{len(cells)}", _shown(middle), _shown(worst)]))
-    head = [table_line(["replicas", "cases", "median", "worst"]), table_line(["---:"] * 4)]
-    return "\n".join([*head, *lines]) if lines else ""
+def _methods_of(records: Sequence[Record]) -> list[str]:
+    """The methods that have the same number of steps."""
+    kinds = dict.fromkeys(record["method"] for record in records)
+    return [method for method in kinds if method not in (SWEEP, AGAIN, ON_TOP)]
 
 
 def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
@@ -148,24 +161,28 @@ def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], ordered[-1]
 
 
-def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
-    """How often a method ends worse than plain training from the same start."""
-    harms = []
+def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
+    """How often a run with the learning rate that was found ends worse than one with the guess."""
+    harms, rights = [], []
     for problem in there:
         for start in (*FAR, *NEAR):
-            ours = ratios(records, problem, method, start, seeds)
-            plain = ratios(records, problem, "plain_tail", start, seeds)
-            if ours and plain:
-                lost = math.inf in plain  # nothing is worse than that
-                harm = 0.0 if lost else statistics.fmean(ours) / statistics.fmean(plain)
+            ours = ratios(records, problem, ON_TOP, start, seeds)
+            plain = ratios(records, problem, PLAIN, start, seeds)
+            both = ours.keys() & plain.keys()
+            if both:
+                lost = any(plain[seed] == math.inf for seed in both)  # nothing is worse than that
+                pairs = [(ours[seed], plain[seed]) for seed in both]
+                harm = 0.0 if lost else math.fsum(a for a, _ in pairs) / math.fsum(b for _, b in pairs)
                 harms.append((harm, problem, start))
+                rights += [harm] * (start == 1)
     if not harms:
         return ""
     bad = sorted((harm for harm in harms if harm[0] > 1.01), reverse=True)
     named = ", ".join(f"{problem} x{start:g} ({harm:.3f})" for harm, problem, start in bad)
     return (
-        f"Over plain training with the tail from the same start: {len(bad)} of {len(harms)} cases are more "
-        f"than 1 % worse{': ' + named if bad else ''}."
+        f"Over plain training with the tail from the same start, search on top: {len(bad)} of {len(harms)} "
+        f"cases are more than 1 % worse{': ' + named if bad else ''}. With a right guess these are "
+        f"{sum(harm > 1.01 for harm in rights)} of {len(rights)}."
     )
 
 
@@ -184,16 +201,15 @@ def _cells(
                 records, problem, method, None, seeds
             )
             if found:
-                cells.append(statistics.fmean(found))
+                cells.append(statistics.fmean(found.values()))
     return cells
 
 
 def _methods(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
     head = ["method", "median", "90th", "worst", "far: median", "far: worst", "cases"]
     lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
-    methods = dict.fromkeys(record["method"] for record in records if record["method"] != SWEEP)
     rows = []
-    for method in methods:
+    for method in _methods_of(records):
         near = _cells(records, there, method, NEAR, seeds)
         far_median, _, far_worst = _spread(_cells(records, there, method, FAR, seeds))
         if near:
@@ -203,15 +219,17 @@ def _methods(records: Sequence[Record], there: Sequence[str], seeds: Sequence[in
     return "\n".join(lines)
 
 
-def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int], method: str) -> str:
+def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
+    """The learning rate that was found, problem by problem, search on top."""
     starts = (FAR[0], *NEAR, FAR[1])
     head = ["problem", "replicas", "best LR", "valley", *(f"x{start:g}" for start in starts), "error"]
     lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
     for problem in there:
         baseline = baseline_of(records, problem, seeds)
         assert baseline is not None
-        cells = [ratios(records, problem, method, start, seeds) for start in starts]
+        cells = [list(ratios(records, problem, ON_TOP, start, seeds).values()) for start in starts]
         errors = [statistics.stdev(c) / math.sqrt(len(c)) for c in cells if len(c) > 1 and max(c) < math.inf]
+        error = math.hypot(statistics.fmean(errors), baseline.error) if errors else math.nan
         lines.append(
             table_line(
                 [
@@ -220,7 +238,7 @@ def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[i
                     f"{baseline.lr:g}, {100 * baseline.warmup:g} %",
                     " / ".join(f"{width:.1f}" for width in baseline.valley.values()),
                     *(_shown(statistics.fmean(cell)) if cell else "-" for cell in cells),
-                    f"{100 * statistics.fmean(errors):.2f} %" if errors else "-",
+                    "-" if math.isnan(error) else f"{100 * error:.1f} %",
                 ]
             )
         )

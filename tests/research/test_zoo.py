@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -56,21 +57,31 @@ def test_the_zoo_runs_resumes_and_has_tables(tmp_path, monkeypatch):
     stopped = iter([False] * 3)
     assert not run_zoo(methods=[], should_stop=lambda: next(stopped, True), **settings)
     assert len(open_ledger(tmp_path).records) == 3
-    assert run_zoo(methods=["hdet_find", "plain_tail"], starts=[1.0, 10.0], **settings)
+    wanted = {"methods": ["hdet_find_on_top", "hdet_find", "plain_tail"], "starts": [1.0, 10.0]}
+    assert run_zoo(**wanted, **settings)
     records = open_ledger(tmp_path).records
     before = (tmp_path / "zoo.jsonl").read_text()
-    assert run_zoo(methods=["hdet_find", "plain_tail"], starts=[1.0, 10.0], **settings)
+    assert run_zoo(**wanted, **settings)
     assert (tmp_path / "zoo.jsonl").read_text() == before  # nothing is run twice
 
+    # The best of the sweep is run again on fresh seeds, and those are the baseline.
+    swept = [r for r in records if r["method"] == "sweep" and r["final_loss"] is not None]
+    best = min(swept, key=lambda record: record["final_loss"])
+    again = [r for r in records if r["method"] == "best again"]
+    assert {(r["lr"], r["warmup"]) for r in again} == {(best["lr"], best["warmup"])}
+    assert {10, 11} <= {r["seed"] for r in again} and not {r["seed"] for r in again} & {0}
     baseline = baseline_of(records, "burgers_pinn", (0,))
     assert baseline is not None
-    swept = [record["final_loss"] for record in records if record["method"] == "sweep"]
-    assert baseline.by_seed == {0: min(loss for loss in swept if loss is not None)}
-    (plain,) = ratios(records, "burgers_pinn", "plain_tail", 1.0, (0,))
-    assert plain >= 1
-    (ours,) = ratios(records, "burgers_pinn", "hdet_find", 1.0, (0,))
+    assert baseline.loss == statistics.fmean(r["final_loss"] for r in again)
+
+    (run,) = (r for r in records if (r["method"], r["start"], r["seed"]) == ("hdet_find_on_top", 1.0, 0))
+    ours = ratios(records, "burgers_pinn", "hdet_find_on_top", 1.0, (0,))
+    assert ours[0] == run["final_loss"] / baseline.loss
+    (inside,) = (r for r in records if (r["method"], r["start"], r["seed"]) == ("hdet_find", 1.0, 0))
+    assert run["found_lr"] == inside["found_lr"] and run["search_steps"] == inside["search_steps"] > 0
+    assert run["final_loss"] != inside["final_loss"]  # one has fewer steps
     text = table(records, seeds=(0,))
-    assert f"| {ours:.3f} |" in text and "## Held out" in text and "plain_tail" in text
+    assert f"| {statistics.fmean(ours.values()):.3f} |" in text and "plain_tail" in text
     found = CliRunner().invoke(app, ["zoo", "--table", "--out", str(tmp_path), "--seeds", "1"])
     assert found.exit_code == 0
     assert "burgers_pinn" in found.output
