@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.replicas.rows import join
+from hdet.search.decisions import Trial, answer
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import run_replicas
 
@@ -162,6 +163,31 @@ def test_layers_that_are_kept_in_evaluation_mode_stay_there(whole):
     hdet.find_lr(net, optimizer, batches, loss_of, total_steps=60)
     assert seen == ({(True, True), (True, False)} if whole else {(False, True), (False, False)})
     assert [m.training for m in net] == ([False] * 4 if whole else [True, False, True, True])
+
+
+def test_trials_of_a_model_with_batch_norm_see_sixteen_examples():
+    net, sizes = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), set()
+
+    def loss_of(model, x):
+        if model.training and torch.is_grad_enabled():
+            sizes.add(len(x))
+        return (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    batches = [torch.randn(24, 4) for _ in range(20)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    found = hdet.find_lr(net, optimizer, batches, loss_of, total_steps=60)
+    assert sizes == {24, 16} and len(found.trials) >= 8  # the ramp, and eight trials on parts that overlap
+
+
+def test_adagrad_gets_more_than_its_trials_say():
+    net = nn.Linear(4, 1)
+    batches = [torch.randn(16, 4) for _ in range(20)]
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)
+    found = hdet.find_lr(
+        net, optimizer, batches, lambda model, x: (model(x) - x).square().mean(), total_steps=400
+    )
+    said = answer([Trial(lr / 0.1, score) for lr, score in found.trials], first_score=math.inf)
+    assert found.lr[0] / 0.1 > 1.5 * said.factor
 
 
 def test_a_model_and_an_optimizer_that_do_not_go_together_are_named():

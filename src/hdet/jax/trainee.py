@@ -49,6 +49,7 @@ class JaxTrainee:
         self._tx = tx
         self.asked = asked
         self._at_once = trials_at_once
+        self.steps_shrink = _is_adagrad(tx, params)
         self._num_bad = 0
         self._num_trials = 1
         self._params = self._kept = mesh.put(params)
@@ -174,3 +175,12 @@ def checked(name: str, function: Loss) -> Loss:
         return function(params, batch)
 
     return call
+
+
+def _is_adagrad(tx: optax.GradientTransformationExtraArgs, params: Any) -> bool:
+    """Look for the state of Adagrad anywhere in that of the optimizer."""
+    state = jax.eval_shape(tx.init, params)
+    kind = optax.ScaleByRssState
+    return any(
+        isinstance(node, kind) for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    )

@@ -299,17 +299,25 @@ def size_of(batch: Any) -> int:
     return len(tensors[0]) if tensors else 1
 
 
-def split(batch: Any, num_parts: int) -> list[Any]:
+def split(batch: Any, num_parts: int, *, least: int = 1) -> list[Any]:
     """Several batches out of one, along the first dimension; what has another size goes into all of them.
+
+    Parts that would have fewer than ``least`` examples overlap.
 
     >>> [part["x"].tolist() for part in split({"x": torch.arange(5), "scale": torch.ones(2)}, 2)]
     [[0, 1], [2, 3, 4]]
+    >>> [part.tolist() for part in split(torch.arange(5), 3, least=3)]
+    [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
     """
     size = size_of(batch)
     edges = [i * size // num_parts for i in range(num_parts + 1)]
+    ends = list(pairwise(edges))
+    if size // num_parts < least:
+        starts = [i * (size - least) // max(1, num_parts - 1) for i in range(num_parts)]
+        ends = [(start, start + least) for start in starts]
 
     def part_of(start: int, end: int, leaf: Any) -> Any:
         has_examples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
         return leaf[start:end] if has_examples else leaf
 
-    return [pytree.tree_map(partial(part_of, *ends), batch) for ends in pairwise(edges)]
+    return [pytree.tree_map(partial(part_of, *each), batch) for each in ends]

@@ -37,8 +37,9 @@ _MANY_REPLICAS = 6
 _RAMP_STEPS, _TRIAL_STEPS = 40, 40
 """Lengths in a run of 1000 steps. They grow with the root of its length. A ramp that does not turn goes on
 for half as long again, so that both take 8 to 10 % of 1000, 3.6 to 4.5 % of 5000."""
-_MOST = 0.2
-"""Where nothing has been learnt, trials are repeated at twice the length up to this share of the run."""
+_MOST = 0.25
+"""The search takes at most this share of a run's steps, where the best trial is the highest or the lowest and
+others are tried beyond it, or where nothing has been learnt and trials of twice the length are."""
 _PRIOR_NEAR, _PRIOR_FAR = math.log(2), math.log(30)
 """The user's number is taken to be right within a factor of two, or else within thirty, as one standard
 deviation each, with even odds."""
@@ -199,15 +200,51 @@ class Answer:
     """It says in words how this came about."""
 
 
-def should_move(trials: Sequence[Trial], steps_used: int, total_steps: int) -> bool:
-    """Tell if the best trial is the highest, so that higher ones must be tried, and steps are left."""
+def next_lead(trials: Sequence[Trial], first_score: float, steps_then: int, total_steps: int) -> float | None:
+    """Say how high the next trials reach if the best is at an end, so that the valley may lie beyond it.
+
+    Where nothing has been learnt, the lowest is the best because it does the least harm.
+
+    Args:
+        trials: of one length.
+        first_score: the score of the untrained weights.
+        steps_then: how many steps the search will have taken after the next trials.
+        total_steps: length of the run.
+
+    >>> next_lead([Trial(1.0, 3.0), Trial(30.0, 2.0)], 4.0, 120, 1000)
+    300.0
+    >>> next_lead([Trial(1.0, 2.0), Trial(30.0, 3.0)], 4.0, 120, 1000)
+    3.0
+    """
     scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
-    return min(scores)[1] == max(trial.factor for trial in trials) and steps_used < _MOST / 2 * total_steps
+    lowest, highest = min(trial.factor for trial in trials), max(trial.factor for trial in trials)
+    best = min(scores)[1]
+    if steps_then > _MOST * total_steps:
+        return None
+    if best == highest:
+        return 10 * highest
+    return _SPAN / 10 * lowest if best == lowest and _has_learnt(trials, first_score) else None
 
 
-def should_lengthen(trials: Sequence[Trial], first_score: float, steps_used: int, total_steps: int) -> bool:
-    """Tell if nothing has been learnt yet, and trials of twice the length are worth their steps."""
-    return not _has_learnt(trials, first_score) and steps_used < _MOST / 2 * total_steps
+def should_lengthen(trials: Sequence[Trial], first_score: float, steps_then: int, total_steps: int) -> bool:
+    """Tell if nothing has been learnt yet, and steps are left for longer trials."""
+    return not _has_learnt(trials, first_score) and steps_then <= _MOST * total_steps
+
+
+def growth_by_age(trial_steps: int, total_steps: int) -> float:
+    r"""Say how much higher the learning rate of a run must be than that of a trial if steps shrink with age.
+
+    Adagrad divides by the root of the sum of all squared gradients, so that its steps shrink as
+    :math:`1/\sqrt t`. A trial begins with an empty sum.
+
+    .. math:: \sqrt{S / m}
+
+    where S is the length of the run and m that of a trial.
+
+    >>> growth_by_age(40, 1000)
+    5.0
+    """
+    return math.sqrt(total_steps / trial_steps)
 
 
 def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
@@ -215,13 +252,16 @@ def _has_learnt(trials: Sequence[Trial], first_score: float) -> bool:
     return bool(scores) and first_score - min(scores) > _LEARNT * abs(first_score)
 
 
-def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1.0) -> Answer:
+def answer(
+    trials: Sequence[Trial], first_score: float, *, lengthened: float = 1.0, growth: float = 1.0
+) -> Answer:
     """Weigh what the trials say against the user's number.
 
     Args:
         trials: of the last length.
         first_score: the score of the untrained weights.
         lengthened: how many times longer than usual the trials were.
+        growth: what a run needs over what a trial needs, from :func:`growth_by_age`.
 
     >>> trials = [Trial(1.0, 2.0), Trial(3.0, 1.5), Trial(9.0, 1.0), Trial(27.0, None)]
     >>> found = answer(trials, 3.0)
@@ -237,7 +277,7 @@ def answer(trials: Sequence[Trial], first_score: float, *, lengthened: float = 1
         return _kept("the loss is the same at every learning rate")
     if min(values) >= first_score:
         return _kept("no trial learnt anything")
-    evidence = soft_minimum(points)
+    evidence = growth * soft_minimum(points)
     reason = "trials, weighed against your guess"
     if not _has_learnt(trials, first_score):
         error, reason = 2 * error, "trials that learnt little, weighed against your guess"

@@ -18,11 +18,12 @@ from hdet.search.decisions import (
     Ramp,
     Trial,
     answer,
+    growth_by_age,
     lengths,
+    next_lead,
     next_ramp,
     ramp_factor,
     should_lengthen,
-    should_move,
     trial_factors,
 )
 from hdet.search.found import FoundLR
@@ -43,6 +44,8 @@ class Trainee(Protocol):
 
     asked: Sequence[float]
     """The user's learning rates."""
+    steps_shrink: bool
+    """The optimizer's steps shrink with the root of their number, as Adagrad's do."""
 
     def num_trials_at_once(self, batch: Any) -> int:
         """Look at the first batch, and say how many trials are made at the same time on all replicas."""
@@ -121,13 +124,15 @@ class Search:
         while True:
             trials += self._trials(lead, trial_steps)
             num_steps += trial_steps * self._sizes.num_turns
-            if should_move(trials, num_steps, self._total_steps):
-                lead *= 10
-            elif should_lengthen(trials, first_score, num_steps, self._total_steps):
+            more = trial_steps * self._sizes.num_turns
+            if beyond := next_lead(trials, first_score, num_steps + more, self._total_steps):
+                lead = beyond
+            elif should_lengthen(trials, first_score, num_steps + 2 * more, self._total_steps):
                 trials, trial_steps = [], 2 * trial_steps
             else:
                 break
-        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial)
+        growth = growth_by_age(trial_steps, self._total_steps) if self._trainee.steps_shrink else 1.0
+        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial, growth=growth)
         num_bad, asked = self._trainee.num_bad(), self._trainee.asked
         left_out = f"; {num_bad} batches whose loss is not finite were left out" if num_bad else ""
         shown = next(lr for lr in asked if lr)

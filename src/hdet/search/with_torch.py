@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from hdet.checks import require_kind, require_number
 from hdet.replicas.average import Averager
@@ -43,8 +43,9 @@ _CUT = (
     "their first dimension. If yours cannot be cut like that, put each batch into an object of a class of "
     "your own: it is left whole"
 )
-_LEAST_FOR_BATCH_NORM = 4
-"""Examples in a part of a batch, for a model whose statistics are of the batch."""
+_LEAST_FOR_BATCH_NORM = 16
+"""Examples in a part of a batch, for a model whose statistics are of the batch. Parts of four are so noisy
+that trials prefer learning rates ten times too low. Where a batch is too small, its parts overlap."""
 
 
 def find_lr(
@@ -142,17 +143,19 @@ class _TorchTrainee:
         self._group = ALONE if self._is_shared else self._everyone
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._model.modules())
         self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
+        self.steps_shrink = isinstance(self._optimizer, Adagrad)
         self.saved = SavedTraining(self._model, self._optimizer, self._everyone)
         """It is put back after the search."""
         self.saved.train()
 
     def num_trials_at_once(self, batch: Any) -> int:
         smallest = int(min(self._of_all(float(size_of(batch)))))
-        self._num_parts = num_parts(self._group.count, smallest // self._least_size)
+        self._num_parts = num_parts(self._group.count, smallest)
+        self._least_size = min(self._least_size, smallest)
         return self._group.count * self._num_parts
 
     def has_enough(self, batch: Any) -> bool:
-        return self._num_parts == 1 or size_of(batch) >= self._num_parts * self._least_size
+        return self._num_parts == 1 or size_of(batch) >= max(self._num_parts, self._least_size)
 
     def without_bad(self, batches: list[Any]) -> list[Any]:
         good = [batch for batch in batches if not self._is_bad(batch)]
@@ -191,7 +194,7 @@ class _TorchTrainee:
         self.saved.begin_at(self._weights)
         before = self._score(probe)
         for turn, batches in enumerate(turns):
-            parts = [split(batch, num_here) for batch in batches]
+            parts = [split(batch, num_here, least=self._least_size) for batch in batches]
             first = (turn * self._group.count + self._group.index) * num_here
             for place in range(num_here):
                 score = self._good_trial(factors[first + place], [step[place] for step in parts], probe)

@@ -11,9 +11,9 @@ from hdet.search.decisions import (
     Trial,
     answer,
     lengths,
+    next_lead,
     next_ramp,
     should_lengthen,
-    should_move,
     weigh,
 )
 
@@ -40,19 +40,33 @@ def test_a_ramp_ends_when_the_loss_turns_or_is_lost_and_else_at_its_length():
 
 
 @pytest.mark.parametrize(
-    "scores, moves", [([3, 2, 1], True), ([2, 1, 3], False), ([3, 2, None], False), ([3, 1, 1], False)]
+    "scores, lead",
+    [([3, 2, 1], 1000), ([2, 1, 3], None), ([3, 2, None], None), ([1, 2, 3], 3), ([None, None, 1], 1000)],
 )
-def test_trials_move_up_while_the_highest_is_the_best(scores, moves):
+def test_trials_move_on_while_the_best_is_at_an_end(scores, lead):
     trials = [Trial(10.0**i, score) for i, score in enumerate(scores)]
-    assert should_move(trials, 50, 1000) == moves
-    assert not should_move(trials, 100, 1000)  # too much was spent
+    assert next_lead(trials, 4.0, 250, 1000) == lead
+    assert next_lead(trials, 4.0, 251, 1000) is None  # too much would be spent
+
+
+def test_trials_do_not_move_down_where_nothing_was_learnt():
+    trials = [Trial(1.0, 4.0), Trial(10.0, 5.0)]
+    assert next_lead(trials, 4.1, 100, 1000) is None and next_lead(trials, 5.0, 100, 1000) == 3
 
 
 def test_trials_are_lengthened_while_nothing_has_been_learnt():
     plateau, learnt = [Trial(1.0, 3.9), Trial(3.0, 3.8)], [Trial(1.0, 3.9), Trial(3.0, 3.0)]
-    assert should_lengthen(plateau, 4.0, 50, 1000)
-    assert not should_lengthen(plateau, 4.0, 100, 1000)
+    assert should_lengthen(plateau, 4.0, 250, 1000)
+    assert not should_lengthen(plateau, 4.0, 251, 1000)
     assert not should_lengthen(learnt, 4.0, 50, 1000)
+
+
+def test_where_steps_shrink_with_age_the_run_needs_more_than_a_trial():
+    trials = [Trial(0.3, 3.0), Trial(1.0, 2.0), Trial(3.0, 3.0)]
+    plain, aged = answer(trials, 4.0), answer(trials, 4.0, growth=5.0)
+    assert plain.evidence == pytest.approx(1.0, rel=0.1)
+    assert aged.evidence == pytest.approx(5 * plain.evidence)
+    assert 1 < aged.factor < aged.evidence  # weighed against the guess as ever
 
 
 def test_long_trials_count_for_more_and_trials_that_learnt_little_for_less():

@@ -15,6 +15,7 @@ class Valley:
     """Scores trials by how far their learning rate is from the best one. A ramp learns until there."""
 
     asked = (0.0, 1e-3)
+    steps_shrink = False
 
     def __init__(self, best: float, floor: float = 1.0) -> None:
         self.best, self.floor = best, floor
@@ -101,6 +102,13 @@ def test_trials_that_learn_nothing_are_made_again_at_twice_the_length():
     found = search(trainee, total_steps=5000)
     assert trainee.trial_lengths == [89, 178, 356]
     assert len(found.trials) == 4 and "no trial learnt anything" in found.reason
+
+
+def test_an_optimizer_whose_steps_shrink_gets_more_than_its_trials_say():
+    plain, aged = Valley(best=5.0), Valley(best=5.0)
+    aged.steps_shrink = True
+    low, high = search(plain).lr[1], search(aged).lr[1]
+    assert 3 * low < high < 8 * low  # 5 times, the root of 1000 / 40, less pulled to the guess
 
 
 def test_a_start_that_is_not_finite_is_an_error():
