@@ -46,7 +46,7 @@ deviation each, with even odds."""
 _ERROR = 0.6
 """The word of the trials is weighed as if this were its standard deviation, as a logarithm. Shorter trials
 know less: it goes with the root of their length."""
-_BELOW, _ABOVE = 2.2, 10.0
+_BELOW, _ABOVE = 2.0, 5.6
 """In eight of ten runs on the zoo's dev problems the best learning rate of the sweep is between these factors
 below and above the answer: trials favour learning rates that lower the loss quickly, which are low."""
 _FARTHEST = 300.0
