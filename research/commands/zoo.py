@@ -36,7 +36,7 @@ def zoo(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge finders on small real problems, half of them held out before any tuning.
+    """Judge finders on small real problems, some of them held out.
 
     Every problem is swept first: learning rates a factor of 1.33 apart and warm-ups of 10 and 40 %, with the
     tail. The best is run again on fresh seeds. Every method then trains from multiples of its learning rate.

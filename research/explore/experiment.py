@@ -194,21 +194,27 @@ def _search(problem: Problem, spec: Record) -> hdet.FoundLR:
     return hdet.find_lr(model, optimizer, batches, problem.loss, total_steps=problem.num_steps)
 
 
+def probe_of(problem: Problem) -> hdet.Probe:
+    """The held-out data that a run may look at."""
+    x, y = problem.parts().probe
+    batches = list(zip(x.split(50), y.split(50), strict=True))
+    if len(batches) < 8:  # windows of text
+        batches = list(zip(x.split(8), y.split(8), strict=True))
+    return hdet.Probe(batches, problem.loss)
+
+
 def _run(problem: Problem, spec: Record, found: hdet.FoundLR | None) -> Record:
     parts = problem.parts()
     model = problem.model(spec["seed"])
     optimizer = problem.optimizer_of(model, spec["lr"], spec["decay"])
     explores = spec["method"] in ("explore", "find and explore")
-    probe = list(zip(parts.probe[0].split(50), parts.probe[1].split(50), strict=True))
-    if len(probe) < 8:  # windows of text
-        probe = list(zip(parts.probe[0].split(8), parts.probe[1].split(8), strict=True))
     auto = hdet.AutoLR(
         optimizer,
         total_steps=problem.num_steps,
         model=model,
         found=found,
         explore=[hdet.WeightDecay()] if explores else [],
-        probe=hdet.Probe(probe, problem.loss) if explores else None,
+        probe=probe_of(problem) if explores else None,
     )
     kept, lowest = None, math.inf
     batches = problem.batches(spec["seed"], with_probe=spec["method"] == "probe added")

@@ -61,6 +61,16 @@ _ROWS: tuple[tuple[str, tuple[str, str], tuple[str, str]], ...] = (
         ("explore", "default, lr x3"),
         ("fixed", "default, lr x3"),
     ),
+    (
+        "LR a third: explored, over explored at the LR found",
+        ("explore", "default, lr x0.333"),
+        ("explore", "default"),
+    ),
+    (
+        "LR times three: explored, over explored at the LR found",
+        ("explore", "default, lr x3"),
+        ("explore", "default"),
+    ),
 )
 
 

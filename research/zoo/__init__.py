@@ -1,1 +1,1 @@
-"""The zoo: small real problems that finders are judged on, half of them held out before any tuning."""
+"""The zoo: small real problems that finders are judged on, some of them held out."""

@@ -11,7 +11,10 @@ from research.zoo.problem import Problem, Split
 
 __all__ = ["names", "problem_of"]
 
-_FILES = ("built_in", "text", "images", "tables", "series", "physics", "finetuning", "extra")
+_FILES = (
+    "built_in", "text", "images", "tables", "series", "physics", "finetuning", "extra", "sparse",
+    "points", "graphs", "densities", "signals", "masked", "games", "contrast",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1)

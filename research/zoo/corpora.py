@@ -26,6 +26,8 @@ __all__ = [
     "MANUAL_CHARACTERS",
     "WORD_CHARACTERS",
     "WORD_LENGTH",
+    "bible_verses",
+    "frequent_words",
     "german_manuals",
     "king_james_bible",
     "word_glosses",
@@ -51,16 +53,23 @@ def king_james_bible() -> dict[str, Tensor]:
 
     def build() -> dict[str, Tensor]:
         parts: Symbols = {"train": [], "probe": [], "evaluation": []}
-        for line in _unpacked_bible().splitlines()[1:]:
-            match = re.fullmatch(r"(\d?[A-Za-z]+)\d+:\d+ (.*)", line)
-            assert match is not None, line
-            book, verse = match.groups()
+        for book, verse in bible_verses():
             is_probe, is_evaluated = book in _PROBE_BOOKS, book in _EVALUATED_BOOKS
             part = "probe" if is_probe else "evaluation" if is_evaluated else "train"
             parts[part].extend(verse + "\n")
         return _numbered(parts, KJV_CHARACTERS)
 
     return prepared("king_james_bible", build)
+
+
+def bible_verses() -> list[tuple[str, str]]:
+    """The verses of the King James Bible in their order, each after the short name of its book."""
+    verses = []
+    for line in _unpacked_bible().splitlines()[1:]:
+        match = re.fullmatch(r"(\d?[A-Za-z]+)\d+:\d+ (.*)", line)
+        assert match is not None, line
+        verses.append(match.groups())
+    return verses
 
 
 def _unpacked_bible() -> str:
@@ -190,24 +199,30 @@ def words_of_languages() -> dict[str, Tensor]:
     """
 
     def build() -> dict[str, Tensor]:
-        wordfreq = load_package("wordfreq", "zoo")
-        best: dict[str, tuple[float, int]] = {}
-        for label, language in enumerate(LANGUAGES):
-            frequencies = wordfreq.get_frequency_dict(language, wordlist="small")
-            known = [word for word in frequencies if word.isalpha() and 3 <= len(word) <= WORD_LENGTH]
-            for word in sorted(known, key=lambda word: (-frequencies[word], word))[:2500]:
-                if frequencies[word] > best.get(word, (0.0, 0))[0]:
-                    best[word] = (frequencies[word], label)
+        best = frequent_words()
         alphabet = {letter: i + 1 for i, letter in enumerate(sorted(set("".join(best))))}
         assert len(alphabet) < WORD_CHARACTERS, len(alphabet)
         words = torch.zeros(len(best), WORD_LENGTH, dtype=torch.uint8)
         for row, word in zip(words, sorted(best), strict=True):
             row[: len(word)] = torch.tensor([alphabet[letter] for letter in word], dtype=torch.uint8)
-        labels = torch.tensor([best[word][1] for word in sorted(best)], dtype=torch.uint8)
+        labels = torch.tensor([best[word] for word in sorted(best)], dtype=torch.uint8)
         order = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))
         return {"words": words[order], "labels": labels[order]}
 
     return prepared("words_of_languages", build)
+
+
+def frequent_words() -> dict[str, int]:
+    """The 2500 most frequent words of each of :data:`LANGUAGES`, each with the number of its language."""
+    wordfreq = load_package("wordfreq", "zoo")
+    best: dict[str, tuple[float, int]] = {}
+    for label, language in enumerate(LANGUAGES):
+        frequencies = wordfreq.get_frequency_dict(language, wordlist="small")
+        known = [word for word in frequencies if word.isalpha() and 3 <= len(word) <= WORD_LENGTH]
+        for word in sorted(known, key=lambda word: (-frequencies[word], word))[:2500]:
+            if frequencies[word] > best.get(word, (0.0, 0))[0]:
+                best[word] = (frequencies[word], label)
+    return {word: label for word, (_, label) in best.items()}
 
 
 # --- common to all -------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from research.compare.ledger import Record
@@ -56,3 +58,10 @@ def test_a_sweep_goes_on_where_its_best_is_at_an_end(tmp_path):
 def test_held_out_problems_are_there_and_no_name_is_in_both_splits():
     assert len(names("held out")) >= 10
     assert not set(names("held out")) & set(names("dev"))
+
+
+def test_the_tables_of_the_docs_are_those_of_the_records():
+    folder = Path(__file__).parents[2] / "docs"
+    page = (folder / "weight-decay.md").read_text()
+    for table in tables(experiment.open_ledger(folder / "experiments/explore").records).split("\n\n"):
+        assert table in page

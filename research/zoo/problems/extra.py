@@ -138,7 +138,7 @@ class DigitsDenoiser(Problem):
     """
 
     family = "denoising diffusion"
-    split = "held out"
+    split = "dev"
     num_replicas = 1
     batch_size = 128
     num_steps = 800

@@ -165,7 +165,7 @@ class GlyphsVit(_Classification):
     """
 
     family = "vision transformer"
-    split = "held out"
+    split = "dev"
     num_replicas = 8
     batch_size = 4
     num_steps = 900

@@ -33,7 +33,7 @@ class BurgersPinn(Problem):
     """
 
     family = "physics-informed"
-    split = "held out"
+    split = "dev"
     num_replicas = 1
     num_steps = 1500
     batch_size = 128

@@ -40,7 +40,7 @@ class WeatherTcn(Problem):
     """
 
     family = "time series"
-    split = "held out"
+    split = "dev"
     num_replicas = 2
     num_steps = 700
     batch_size = 48
@@ -186,7 +186,7 @@ class ChoralesLstm(Problem):
     """
 
     family = "music"
-    split = "held out"
+    split = "dev"
     num_replicas = 2
     num_steps = 600
     batch_size = 12

@@ -157,7 +157,7 @@ class MoviesFactorization(Problem):
     """
 
     family = "recommender"
-    split = "held out"
+    split = "dev"
     num_replicas = 2
     num_steps = 800
     batch_size = 128

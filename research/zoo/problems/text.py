@@ -155,7 +155,7 @@ class ManualsGpt(NextSymbol):
     """A transformer predicts the characters of German manual pages. Pages are held out by their names."""
 
     family = "transformer language model"
-    split = "held out"
+    split = "dev"
     num_steps = 1200
     batch_size = 2
     length = 32
@@ -232,7 +232,7 @@ class LanguageConv(Problem):
     """Which of twenty languages is a word from? A convolution over its letters; no word is in two parts."""
 
     family = "text classification"
-    split = "held out"
+    split = "dev"
     num_steps = 700
     batch_size = 16
     num_examples = _NUM_TRAIN
