@@ -72,14 +72,23 @@ class ModelRows:
         loss: ``loss(model, batch)``, a scalar.
         num_replicas: number of rows.
         vectorize: all replicas in one pass, or one after the other.
+        same_random_numbers: in one pass, draw the same for all.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, loss: Loss, *, num_replicas: int, vectorize: bool
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        num_replicas: int,
+        vectorize: bool,
+        same_random_numbers: bool = False,
     ) -> None:
         self._model = model
         self._loss = loss
         self._vectorize = vectorize
+        self._randomness = "same" if same_random_numbers else "different"
         self._num_replicas = num_replicas
         self._tensor_places = _TensorPlaces(model)
         self._templates = self._tensor_places.parameters
@@ -133,7 +142,7 @@ class ModelRows:
     def _all_at_once(self, batches: Sequence[Any]) -> Tensor:
         is_common = len(batches) == 1
         batch = batches[0] if is_common else _stack(batches)
-        every = vmap(self._loss_of, in_dims=(0, 0, None if is_common else 0), randomness="different")
+        every = vmap(self._loss_of, in_dims=(0, 0, None if is_common else 0), randomness=self._randomness)
         leaves = self._leaves_of(None)
         try:
             # Other attention kernels have no batching rule everywhere.

@@ -106,14 +106,15 @@ class Search:
         self._batches = chain([first], batches)
         self._sizes = lengths(total_steps, self._num_at_once)
         self._total_steps = total_steps
-        self._probe = [probe]
-        if probe is None:
-            taken = [next(self._batches) for _ in range(_PROBE_STEPS)]
-            self._probe = trainee.without_bad(taken) or taken
+        self._is_held_out = probe is not None
+        self._probe = [probe] if self._is_held_out else [next(self._batches) for _ in range(_PROBE_STEPS)]
 
     def run(self) -> FoundLR:
         """Make the ramp, then trials until they tell."""
         first_score = self._trainee.score(self._probe)
+        if not (math.isfinite(first_score) or self._is_held_out):
+            self._probe = self._trainee.without_bad(self._probe) or self._probe
+            first_score = self._trainee.score(self._probe)
         if not math.isfinite(first_score):
             raise NotFiniteError(
                 "loss must be finite at the weights that the search starts from, but it is not: check the "

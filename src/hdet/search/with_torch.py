@@ -18,7 +18,7 @@ from torch.optim import Adagrad, Optimizer
 
 from hdet.checks import require_kind, require_number
 from hdet.replicas.average import Averager
-from hdet.replicas.copies import ALONE
+from hdet.replicas.copies import ALONE, generator_states, restore_generators
 from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
@@ -31,6 +31,7 @@ from hdet.search.decisions import num_parts, trial_shape
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR, set_rate
 from hdet.search.saved_training import SavedTraining, own_statistics
+from hdet.search.trial_rows import train_rows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -135,6 +136,8 @@ class _TorchTrainee:
     _has_loss: bool = False
     _num_bad: int = 0
     _num_parts: int = 1
+    _has_rows: bool = True
+    """Trials can be made in one pass, as far as is known."""
     _averager: Averager | None = None
 
     def __post_init__(self) -> None:
@@ -192,12 +195,15 @@ class _TorchTrainee:
         num_here, gains = self._num_parts, list[float]()
         self._averager = None  # the ramp is over: give its bucket back
         self.saved.begin_at(self._weights)
-        before = self._score(probe)
+        before = self._score(probe) if self._group.communicates else 0.0
         for turn, batches in enumerate(turns):
             parts = [split(batch, num_here, least=self._least_size) for batch in batches]
             first = (turn * self._group.count + self._group.index) * num_here
-            for place in range(num_here):
-                score = self._good_trial(factors[first + place], [step[place] for step in parts], probe)
+            here = factors[first : first + num_here]
+            self.saved.begin_at(self._weights)
+            scores = self._trials_at_once(here, parts, probe)
+            for place, (factor, score) in enumerate(zip(here, scores, strict=True)):
+                score = self._good_trial(factor, [step[place] for step in parts], probe, score)
                 gains.append(score - before)
         # Each rank may have scored on data of its own: what its trials gained on it can be compared.
         rows = exchange(self._group, [before, *gains])
@@ -208,15 +214,40 @@ class _TorchTrainee:
                 scores += [level + gain for gain in row[start : start + num_here]]
         return scores
 
-    def _good_trial(self, factor: float, batches: Sequence[Any], probe: Sequence[Any]) -> float:
+    def _trials_at_once(
+        self, factors: Sequence[float], parts: Sequence[Sequence[Any]], probe: Sequence[Any]
+    ) -> list[float | None]:
+        """Score trials that are made in one pass. None for one that has to be made by itself."""
+        scores: list[float | None] = [None] * len(factors)
+        if self._is_shared or len(factors) == 1 or not self._has_rows:
+            return scores
+        try:
+            rows, are_finite = train_rows(
+                self._model, self._optimizer, self._loss, parts, factors, self.asked, self._clip_norm
+            )
+        except Exception as error:
+            _log.debug("trials are made one after the other: %s", error)
+            self._has_rows = False
+            return scores
+        generators = generator_states()
+        for place in (place for place, is_finite in enumerate(are_finite) if is_finite):
+            rows.write_template(place)
+            restore_generators(generators)
+            scores[place] = self._score(probe)
+        return scores
+
+    def _good_trial(
+        self, factor: float, batches: Sequence[Any], probe: Sequence[Any], known: float | None
+    ) -> float:
         """Score a miniature of the schedule, without batches that are bad with any weights.
 
         Where a loss is not finite, the batch is tried with the weights that the trial began with. If it is
-        bad there too, the trial is made again without it. All ranks take part: the weights lie in parts.
+        bad there too, the trial is made again without it. All ranks take part: the weights lie in parts. One
+        whose score is known only waits for the others.
         """
-        left_out, doubtful, score = set[int](), None, math.nan
-        is_settled = False
-        while True:
+        left_out, doubtful, score = set[int](), None, math.nan if known is None else known
+        is_settled = known is not None
+        while not all(row[0] for row in exchange(self._group, [float(is_settled)])):
             self.saved.begin_at(self._weights)
             if doubtful is not None:
                 if self._is_bad(batches[doubtful]):
@@ -229,8 +260,7 @@ class _TorchTrainee:
                 doubtful = self._trial(factor, batches, left_out)
                 is_settled = doubtful is None
                 score = self._score(probe) if is_settled else math.nan
-            if all(row[0] for row in exchange(self._group, [float(is_settled)])):
-                return score
+        return score
 
     def _trial(self, factor: float, batches: Sequence[Any], left_out: Collection[int]) -> int | None:
         """Train a miniature of the schedule. Returns the number of the batch whose loss was not finite."""
