@@ -278,6 +278,7 @@ def _search(trainer: Any, module: Any, total_steps: int) -> FoundLR:
             lambda _, batch: training_loss(module, batch[0]),
             total_steps=total_steps,
             clip_norm=trainer.gradient_clip_val or None,
+            progress=trainer.progress_bar_callback is None,
         )
 
 

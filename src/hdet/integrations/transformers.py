@@ -224,6 +224,7 @@ class HdetCallback(TrainerCallback):
                 partial(_accumulated, self._loss or _own_loss),
                 total_steps=state.max_steps,
                 clip_norm=args.max_grad_norm or None,
+                progress=args.disable_tqdm,  # else its own bar is on the screen
             )
 
     def _take_loss(self, model: nn.Module, _: Any, inputs: dict[str, Any], outputs: Any) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import jax  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
-from hdet.checks import require_count, require_kind
+from hdet.checks import require_count, require_flag, require_kind
 from hdet.jax.optax_state import parts_of, require_transformation, require_values
 from hdet.jax.trainee import JaxTrainee, Loss
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR
+from hdet.search.progress import ProgressLine
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ def find_lr(
     probe: Any = None,
     score_fn: Loss | None = None,
     trials_at_once: int | None = None,
+    progress: bool = True,
 ) -> FoundLR:
     """Find the learning rate for a run of ``total_steps``, before it begins.
 
@@ -50,6 +52,7 @@ def find_lr(
         score_fn: what trials are scored by, such as the loss without dropout; None for ``loss_fn``.
         trials_at_once: how many trials are in memory; None for all of them, which are eight as a rule. Fewer
             take longer and find the same.
+        progress: show on a terminal how far the search is, once it takes more than five seconds.
 
     >>> tx = optax.inject_hyperparams(optax.sgd)(learning_rate=1e-4)
     >>> data = list(jax.random.normal(jax.random.key(0), (20, 16, 8)))
@@ -59,6 +62,7 @@ def find_lr(
     (True, True)
     """
     require_length(total_steps)
+    require_flag("progress", progress)
     if trials_at_once is not None:
         require_count("trials_at_once", trials_at_once)
     for name, function in (("loss_fn", loss_fn), ("score_fn", score_fn)):
@@ -77,8 +81,11 @@ def find_lr(
         )
     require_guess("tx's learning_rate", asked)
     trainee = JaxTrainee(loss_fn, score_fn, params, tx, asked, trials_at_once)
-    put = trainee.mesh.put
-    found = Search(trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps).run()
-    if jax.process_index() == 0:
+    put, is_writer = trainee.mesh.put, jax.process_index() == 0
+    with ProgressLine(progress and is_writer) as line:
+        found = Search(
+            trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps, progress=line
+        ).run()
+    if is_writer:
         _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
     return found

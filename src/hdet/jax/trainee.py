@@ -100,7 +100,11 @@ class JaxTrainee:
         self._kept = self._params
 
     def try_out(
-        self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
+        self,
+        factors: Sequence[float],
+        turns: Iterable[list[Any]],
+        probe: list[Any],
+        told: Callable[[int], None],
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe."""
         num, count, scores = self._num_trials, self.mesh.count, list[float]()
@@ -108,11 +112,16 @@ class JaxTrainee:
         for turn, batches in enumerate(turns):
             here = factors[turn * num :][:num]
             for first in range(0, num, num_rows):
-                scores += self._trials(here[first : first + num_rows], first, batches, probe)
+                scores += self._trials(here[first : first + num_rows], first, batches, probe, told)
         return scores
 
     def _trials(
-        self, factors: Sequence[float], first: int, batches: Sequence[Any], probe: Sequence[Any]
+        self,
+        factors: Sequence[float],
+        first: int,
+        batches: Sequence[Any],
+        probe: Sequence[Any],
+        told: Callable[[int], None],
     ) -> list[float]:
         """Make some trials at the same time, on the parts of the batches from ``first`` on."""
         rates = np.outer(factors, self.asked)
@@ -121,6 +130,7 @@ class JaxTrainee:
         for step, batch in enumerate(batches):
             now = trial_shape(step, len(batches)) * rates
             rows, state, health = self._step_rows(rows, state, health, self._kept, now, batch, first)
+            told(len(rates))
         is_alive, num_bad = jax.device_get(health)
         self._num_bad += int(num_bad)
         losses = np.stack([np.asarray(self._score_rows(rows, batch)) for batch in probe], axis=1)

@@ -7,7 +7,7 @@ What a framework has to do for it is :class:`Trainee`. Only the order of things 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from hdet.search.decisions import (
     trial_factors,
 )
 from hdet.search.found import FoundLR
+from hdet.search.progress import ProgressLine
 
 Batch = TypeVar("Batch")
 
@@ -73,7 +74,11 @@ class Trainee(Protocol):
         """Remember the weights of the model. All trials start from those that were kept last."""
 
     def try_out(
-        self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
+        self,
+        factors: Sequence[float],
+        turns: Iterable[list[Any]],
+        probe: list[Any],
+        told: Callable[[int], None],
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe.
 
@@ -81,6 +86,7 @@ class Trainee(Protocol):
             factors: one for each trial. Those that are made at the same time are side by side.
             turns: the batches of a turn, one for each step. They must be taken when the turn begins.
             probe: what is scored on.
+            told: is called now and then with the number of steps since, of all trials together.
         """
         ...
 
@@ -97,15 +103,25 @@ class Search:
         batches: training batches that never end.
         probe: one batch that trials are scored on. None for the first few training batches.
         total_steps: length of the run.
+        progress: is told what is done.
     """
 
-    def __init__(self, trainee: Trainee, batches: Iterator[Any], *, probe: Any, total_steps: int) -> None:
+    def __init__(
+        self,
+        trainee: Trainee,
+        batches: Iterator[Any],
+        *,
+        probe: Any,
+        total_steps: int,
+        progress: ProgressLine,
+    ) -> None:
         first = next(batches)  # its size tells how many trials there can be
         self._num_at_once = trainee.num_trials_at_once(first)
         self._trainee = trainee
         self._batches = chain([first], batches)
         self._sizes = lengths(total_steps, self._num_at_once)
         self._total_steps = total_steps
+        self._progress = progress
         self._is_held_out = probe is not None
         self._probe = [probe] if self._is_held_out else [next(self._batches) for _ in range(_PROBE_STEPS)]
 
@@ -152,6 +168,7 @@ class Search:
     def _ramp(self) -> tuple[list[tuple[float, float]], float]:
         """Raise the learning rate until the loss turns: factors and losses, and the factor of the lowest."""
         self._trainee.begin_ramp()
+        self._progress.begin("ramp", self._sizes.most_ramp_steps)
         ramp, seen = Ramp(), list[tuple[float, float]]()
         while not ramp.is_over:
             step = ramp.num_steps
@@ -162,12 +179,14 @@ class Search:
                 self._trainee.keep_weights()
             if not ramp.is_over:
                 self._trainee.ramp_step(factor, next(self._batches))
+            self._progress.step()
         return seen, ramp_factor(ramp.low_step, self._sizes.ramp)
 
     def _trials(self, lead: float, num_steps: int) -> list[Trial]:
         factors = trial_factors(lead, self._num_at_once * self._sizes.num_turns)
         turns = ([self._next_whole() for _ in range(num_steps)] for _ in range(self._sizes.num_turns))
-        scores = self._trainee.try_out(factors, turns, self._probe)
+        self._progress.begin("trials", len(factors) * num_steps)
+        scores = self._trainee.try_out(factors, turns, self._probe, self._progress.step)
         return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
 
     def _next_whole(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ def train_rows(
     factors: Sequence[float],
     asked: Sequence[float],
     clip_norm: float | None,
+    told: Callable[[], None],
 ) -> tuple[ModelRows, list[bool]]:
     """Train all trials from the weights of the model. Returns their weights, and which losses were finite.
 
@@ -46,6 +47,7 @@ def train_rows(
         factors: of the trials, on the user's learning rates.
         asked: those learning rates, one for each parameter group.
         clip_norm: of each trial's gradient.
+        told: is called after each step.
     """
     _require_plain(model, optimizer)
     step_rows, generators = RowOptimizer(optimizer), generator_states()
@@ -71,6 +73,7 @@ def train_rows(
             lrs = [{"lr": [factor * lr for factor in now]} for lr in asked]
             step_rows.step(rows.matrices, gradients, lrs.__getitem__)
             seen.append(losses)
+            told()
     return rows, torch.stack(seen).isfinite().all(dim=0).tolist()
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Adagrad, Optimizer
 
-from hdet.checks import require_kind, require_number
+from hdet.checks import require_flag, require_kind, require_number
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, generator_states, restore_generators
 from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
@@ -30,6 +31,7 @@ from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, res
 from hdet.search.decisions import num_parts, trial_shape
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR, set_rate
+from hdet.search.progress import ProgressLine
 from hdet.search.saved_training import SavedTraining, own_statistics
 from hdet.search.trial_rows import train_rows
 
@@ -59,6 +61,7 @@ def find_lr(
     probe: Any = None,
     clip_norm: float | None = None,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
+    progress: bool = True,
 ) -> FoundLR:
     """Find the learning rate for a run of ``total_steps``, before it begins.
 
@@ -79,6 +82,7 @@ def find_lr(
         clip_norm: give it if your loop clips gradients to this norm.
         replicas: the process group of the ranks that train together; None for all of them. For a sharded
             model see :class:`hdet.Ensemble`.
+        progress: show on a terminal how far the search is, once it takes more than five seconds.
 
     >>> model = nn.Linear(8, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -91,6 +95,7 @@ def find_lr(
     everyone = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer_layers(optimizer)[-1]))
     with raising_together(everyone):
         require_length(total_steps)
+        require_flag("progress", progress)
         if clip_norm is not None:
             require_number("clip_norm", clip_norm, above=0)
         require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
@@ -109,8 +114,11 @@ def find_lr(
     trainee = _TorchTrainee(module, optimizer, loss, clip_norm, everyone, asked)
     try:
         # A sharded model makes every step on all ranks together. Otherwise a trial belongs to one rank.
-        with nullcontext() if everyone.within else own_statistics(module):
-            found = Search(trainee, endless(batches), probe=probe, total_steps=total_steps).run()
+        own = nullcontext() if everyone.within else own_statistics(module)
+        with own, ProgressLine(progress and everyone.is_writer) as line:
+            found = Search(
+                trainee, endless(batches), probe=probe, total_steps=total_steps, progress=line
+            ).run()
     except BaseException:
         trainee.saved.put_back(after_error=True)
         raise
@@ -190,8 +198,13 @@ class _TorchTrainee:
     # --- trials --------------------------------------------------------------------------------------
 
     def try_out(
-        self, factors: Sequence[float], turns: Iterable[list[Any]], probe: list[Any]
+        self,
+        factors: Sequence[float],
+        turns: Iterable[list[Any]],
+        probe: list[Any],
+        told: Callable[[int], None],
     ) -> Sequence[float]:
+        self._told = told
         num_here, gains = self._num_parts, list[float]()
         self._averager = None  # the ramp is over: give its bucket back
         self.saved.begin_at(self._weights)
@@ -223,7 +236,14 @@ class _TorchTrainee:
             return scores
         try:
             rows, are_finite = train_rows(
-                self._model, self._optimizer, self._loss, parts, factors, self.asked, self._clip_norm
+                self._model,
+                self._optimizer,
+                self._loss,
+                parts,
+                factors,
+                self.asked,
+                self._clip_norm,
+                partial(self._told, self._group.count * len(factors)),
             )
         except Exception as error:
             _log.debug("trials are made one after the other: %s", error)
@@ -267,6 +287,7 @@ class _TorchTrainee:
         for step, batch in enumerate(batches):
             if step not in left_out and not self._step(factor * trial_shape(step, len(batches)), batch):
                 return step
+            self._told(self._group.count)
         return None
 
     @torch.no_grad()

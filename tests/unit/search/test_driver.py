@@ -9,6 +9,7 @@ import pytest
 
 import hdet
 from hdet.search.driver import Search
+from hdet.search.progress import ProgressLine
 
 
 class Valley:
@@ -48,11 +49,12 @@ class Valley:
     def keep_weights(self):
         self.num_kept += 1
 
-    def try_out(self, factors, turns, probe):
+    def try_out(self, factors, turns, probe, told):
         assert probe == [0, 1, 3]
         for batches in turns:
             self.trial_lengths.append(len(batches))
             self.trial_batches += batches
+            told(4 * len(batches))
         return [self.floor + abs(math.log(factor / self.best)) for factor in factors]
 
     def num_bad(self):
@@ -60,7 +62,8 @@ class Valley:
 
 
 def search(trainee, **settings):
-    return Search(trainee, itertools.count(), **{"probe": None, "total_steps": 1000} | settings).run()
+    given = {"probe": None, "total_steps": 1000, "progress": ProgressLine(False)} | settings
+    return Search(trainee, itertools.count(), **given).run()
 
 
 def test_the_answer_is_in_the_valley_and_counts_what_was_left_out():
@@ -126,9 +129,9 @@ def test_a_probe_is_all_that_is_scored_on():
             assert batches == ["probe"]
             return super().score([0])
 
-        def try_out(self, factors, turns, probe):
+        def try_out(self, factors, turns, probe, told):
             assert probe == ["probe"]
-            return super().try_out(factors, turns, [0, 1, 3])
+            return super().try_out(factors, turns, [0, 1, 3], told)
 
     search(trainee := Probed(best=5.0), probe="probe")
     assert trainee.ramp_batches[0] == 0

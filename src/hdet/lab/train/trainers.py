@@ -68,8 +68,15 @@ class Trainer:
         if searches:
             streams = self._open_streams(0)  # of its own, so that the run is the same as without a search
             batches = (join(self._batches(streams)) for _ in itertools.count())
-            steps = config.steps
-            self.found = hdet.find_lr(trained, optimizer, batches, task.loss, total_steps=steps, probe=probe)
+            self.found = hdet.find_lr(
+                trained,
+                optimizer,
+                batches,
+                task.loss,
+                total_steps=config.steps,
+                probe=probe,
+                progress=False,  # there is a bar of its own
+            )
         settings = _settings(config, optimizer, self.model, self.found)
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
         held_out = hdet.Probe([probe], task.loss) if config.find_decay else None
