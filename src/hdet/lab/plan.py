@@ -246,7 +246,7 @@ class SearchCost:
     fewest_steps: int
     """Steps of a search whose ramp turns in time."""
     most_steps: int
-    """Steps where it does not turn. If trials learn nothing, they are repeated, up to a fifth of the run."""
+    """Steps where it does not turn. Trials that learn nothing are repeated, up to a quarter of the run."""
     trials_at_a_time: int
     """Trials that are made at the same time, over all replicas."""
     num_gathers: int
