@@ -247,4 +247,6 @@ def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[i
 def _shown(value: float) -> str:
     if math.isnan(value):
         return "-"
-    return "failed" if value == math.inf else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    if value == math.inf:
+        return "failed"
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 1000 else "over 1000"
