@@ -17,8 +17,11 @@ __all__ = ["thermostat"]
 def thermostat(
     stages: Annotated[
         str,
-        typer.Option(help="law: the zoo at five learning rates."),
-    ] = "law",
+        typer.Option(
+            help="law: the zoo at five learning rates. random: random problems at seven or more. alone: the "
+            "thermostat from a fifth, one and five times the best. after: with what find_lr has found."
+        ),
+    ] = "law,random,alone,after",
     problems: Annotated[str, typer.Option(help="Comma-separated (default: all).")] = "",
     seeds: Seeds = 1,
     jobs: Jobs = 1,
@@ -33,6 +36,7 @@ def thermostat(
     Runs that are in the folder are not repeated, so that a study that was stopped goes on.
     """
     from research.thermostat.experiment import open_ledger, run_study
+    from research.thermostat.summary import law_tables
 
     screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
@@ -50,6 +54,7 @@ def thermostat(
                     on_done=lambda done, total: bar.update(1000 * done // total),
                     should_stop=should_stop,
                 )
+        screen.say(law_tables(open_ledger(out).records))
     if not is_complete:
         screen.say("stopped; the same command goes on")
         raise typer.Exit(Exit.STOPPED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -209,7 +208,7 @@ def _train(spec: Record) -> Record:
             metrics, seen = train_run(job, steer=partial(_factor, settings), num_scored=settings.last)
         seconds = time.process_time() - began
     loss = metrics.get("loss", math.inf)
-    columns = [r._asdict() | more for r, more in itertools.zip_longest(seen.rounds, seen.more, fillvalue={})]
+    columns = [r._asdict() | (seen.more[k] if seen.more else {}) for k, r in enumerate(seen.rounds)]
     return spec | {
         "final_loss": loss if math.isfinite(loss) else None,
         "steps": job.steps,

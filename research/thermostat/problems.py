@@ -222,9 +222,8 @@ class _Recurrent(nn.Module):
 class _Factors(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(count, width) for count in (300, 200))
-        for table in self.tables:
-            nn.init.normal_(table.weight, std=0.3)
+        tables = [nn.Embedding.from_pretrained(0.3 * torch.randn(n, width), freeze=False) for n in (300, 200)]
+        self.tables = nn.ModuleList(tables)
 
     def forward(self, pairs: Tensor) -> Tensor:
         users, items = (table(pairs[:, i]) for i, table in enumerate(self.tables))

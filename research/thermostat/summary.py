@@ -122,7 +122,8 @@ def law_tables(records: Sequence[Record]) -> str:
 def _quartiles(values: Iterable[float]) -> tuple[float, float, float]:
     ordered = sorted(values)
     if len(ordered) < 2:
-        return (ordered[0],) * 3 if ordered else (math.nan,) * 3
+        only = ordered[0] if ordered else math.nan
+        return only, only, only
     low, middle, high = statistics.quantiles(ordered, n=4, method="inclusive")
     return low, middle, high
 
