@@ -150,8 +150,13 @@ def _specs(stage: str, name: str, seeds: Sequence[int], ledger: Ledger) -> list[
         best, middle = min(losses, key=losses.__getitem__), RandomProblem(int(name.split()[1])).learning_rate
         starts = [best * GRID**p for p in (-2, 0, 2)]
         return [_spec(name, "thermostat", float(f"{f:.6g}"), f * middle, s) for f in starts for s in seeds]
-    method, factors = ("plain", FACTORS) if stage == "law" else ("thermostat", STARTS)
-    return [_spec(name, method, f, f * best_of(name).lr, s) for s in seeds for f in factors]
+    if stage == "law":  # other seeds are there for the comparison alone
+        return [
+            _spec(name, "plain", f, f * best_of(name).lr, s)
+            for s in seeds
+            for f in (STARTS if s else FACTORS)
+        ]
+    return [_spec(name, "thermostat", f, f * best_of(name).lr, s) for s in seeds for f in STARTS]
 
 
 def _next_random(number: int, ledger: Ledger) -> list[Record]:

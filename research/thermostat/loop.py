@@ -43,12 +43,14 @@ class Settings:
     """How far ln LR is off, over how far ln(E / P) is."""
     error: float = 0.6
     """Deviation of the law in ln LR, from problem to problem."""
-    priors: tuple[tuple[float, float, float], ...] = ((0.5, 0.0, 0.35), (0.5, 0.0, 1.7))
+    priors: tuple[tuple[float, float, float], ...] = ((0.6, 0.0, 0.3), (0.4, 0.0, 1.7))
     """What is known of ln(best LR / start): weight, mean and deviation of each part."""
     first: int = 6
     """The first round after which the learning rate moves, ..."""
-    last: int = 15
+    last: int = 14
     """... and the last one."""
+    vanished: float = 0.2
+    """Share of its first value below which the loss has nearly vanished, so that only noise is left."""
     most_per_round: float = 0.3
     most: float = 2.5
     """Bounds on the steps of ln LR, and on their sum."""
@@ -125,7 +127,8 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. Nothing moves
-    before ``first`` and after ``last``, or where neither averaging nor time gains anything.
+    before ``first`` and after ``last``, where neither averaging nor time gains anything, and where the loss
+    has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds)
@@ -134,11 +137,13 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     if not all(math.isfinite(value) for r in rounds for value in (r.end, r.mean)):
         return state
     read = reading_of(rounds, math.exp(state.log_factor))
-    error = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
-    if max(read.gain, read.progress) <= 0 or min(error) <= 0:
+    gain, progress = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
+    if max(read.gain, read.progress) <= 0 or min(gain, progress) <= 0:
         return state
-    noise = math.hypot(read.gain_error / error[0], read.progress_error / error[1])
-    measured = state.log_factor - settings.gain * math.log(error[0] / error[1] / settings.target)
+    if seen.mean < settings.vanished * rounds[0].mean and gain > seen.mean / 2:
+        return state
+    noise = math.hypot(read.gain_error / gain, read.progress_error / progress)
+    measured = state.log_factor - settings.gain * math.log(gain / progress / settings.target)
     wanted = posterior_mean(settings.priors, measured, math.hypot(settings.error, settings.gain * noise))
     step = max(-settings.most_per_round, min(settings.most_per_round, wanted - state.log_factor))
     return state._replace(log_factor=max(-settings.most, min(settings.most, state.log_factor + step)))
