@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-__all__ = ["Reading", "Round", "Settings", "State", "posterior_mean", "reading_of", "slope", "steered"]
+__all__ = [
+    "Reading",
+    "Round",
+    "Settings",
+    "State",
+    "posterior_mean",
+    "reading_of",
+    "rise_of",
+    "slope",
+    "steered",
+]
+
+
+_TINY = 1e-12
 
 
 class Round(NamedTuple):
@@ -43,7 +56,7 @@ class Settings:
     """How far ln LR is off, over how far ln(E / P) is."""
     error: float = 0.6
     """Deviation of the law in ln LR, from problem to problem."""
-    priors: tuple[tuple[float, float, float], ...] = ((0.6, 0.0, 0.3), (0.4, 0.0, 1.7))
+    priors: tuple[tuple[float, float, float], ...] = ((0.6, 0.0, 0.3), (0.4, 0.0, 2.2))
     """What is known of ln(best LR / start): weight, mean and deviation of each part."""
     first: int = 6
     """The first round after which the learning rate moves, ..."""
@@ -51,6 +64,8 @@ class Settings:
     """... and the last one."""
     vanished: float = 0.2
     """Share of its first value below which the loss has nearly vanished, so that only noise is left."""
+    jump: float = 0.25
+    """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
     most_per_round: float = 0.3
     most: float = 2.5
     """Bounds on the steps of ln LR, and on their sum."""
@@ -123,19 +138,34 @@ def posterior_mean(priors: Sequence[tuple[float, float, float]], measured: float
     return math.fsum(s * m for s, m in zip(shares, means, strict=True)) / math.fsum(shares)
 
 
+def rise_of(rounds: Sequence[Round]) -> tuple[float, float]:
+    """Tell how far the last training loss is above the lowest: over that, and over the fall till then.
+
+    >>> rise_of([Round(k, k, 1.0, 1.0, 0.0, 0.0, train) for k, train in enumerate((5.0, 1.0, 2.5))])
+    (1.5, 0.375)
+    """
+    lowest = min(r.train for r in rounds[:-1])
+    rise, fall = rounds[-1].train - lowest, rounds[0].train - lowest
+    return rise / max(abs(lowest), _TINY), rise / max(fall, _TINY)
+
+
 def steered(state: State, seen: Round, settings: Settings) -> State:
     """Take a round, and move the factor.
 
-    Where averaging gains more than it should, against time, the learning rate is too high. Nothing moves
-    before ``first`` and after ``last``, where neither averaging nor time gains anything, and where the loss
-    has nearly vanished and averaging would halve the rest.
+    Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
+    training loss jumps. It does not rise as long as a round in sight had a loss well above its lowest.
+    Nothing moves before ``first`` and after ``last``, where neither averaging nor time gains anything, and
+    where the loss has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds)
     if not settings.first <= len(rounds) <= settings.last:
         return state
-    if not all(math.isfinite(value) for r in rounds for value in (r.end, r.mean)):
+    if not all(math.isfinite(value) for r in rounds for value in (r.end, r.mean, r.train)):
         return state
+    rises = [rise_of(rounds[:k]) for k in range(len(rounds) // 2, len(rounds) + 1)]
+    if min(rises[-1]) > settings.jump:
+        return _moved(state, -settings.most_per_round, settings)
     read = reading_of(rounds, math.exp(state.log_factor))
     gain, progress = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
     if max(read.gain, read.progress) <= 0 or min(gain, progress) <= 0:
@@ -145,5 +175,10 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     noise = math.hypot(read.gain_error / gain, read.progress_error / progress)
     measured = state.log_factor - settings.gain * math.log(gain / progress / settings.target)
     wanted = posterior_mean(settings.priors, measured, math.hypot(settings.error, settings.gain * noise))
-    step = max(-settings.most_per_round, min(settings.most_per_round, wanted - state.log_factor))
+    step = wanted - state.log_factor
+    return _moved(state, min(0.0, step) if max(rises)[0] > settings.jump else step, settings)
+
+
+def _moved(state: State, step: float, settings: Settings) -> State:
+    step = max(-settings.most_per_round, min(settings.most_per_round, step))
     return state._replace(log_factor=max(-settings.most, min(settings.most, state.log_factor + step)))
