@@ -37,6 +37,7 @@ def thermostat(
     """
     from research.thermostat.experiment import open_ledger, run_study
     from research.thermostat.summary import law_tables
+    from research.thermostat.verdict import loop_tables
 
     screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
@@ -54,7 +55,8 @@ def thermostat(
                     on_done=lambda done, total: bar.update(1000 * done // total),
                     should_stop=should_stop,
                 )
-        screen.say(law_tables(open_ledger(out).records))
+        records = open_ledger(out).records
+        screen.say(f"{law_tables(records)}\n\n{loop_tables(records)}")
     if not is_complete:
         screen.say("stopped; the same command goes on")
         raise typer.Exit(Exit.STOPPED)

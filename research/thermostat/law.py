@@ -111,8 +111,8 @@ def interpolated(points: Mapping[float, float], at: float) -> float:
 def crossing(ratios: Mapping[float, float | None], target: float = TARGET) -> float | None:
     """Where ln(E / P) over ln LR passes the target upwards: the middle of all such places, None without any.
 
-    >>> crossing({0.0: math.log(0.25) - 1, 1.0: math.log(0.25) + 3})
-    0.25
+    >>> crossing({0.0: -1.0, 1.0: 3.0}, target=1.0), crossing({0.0: 1.0, 1.0: 2.0})
+    (0.25, None)
     """
     known = {x: r - math.log(target) for x, r in ratios.items() if r is not None}
     xs = sorted(known)

@@ -56,7 +56,7 @@ class Settings:
     """How far ln LR is off, over how far ln(E / P) is."""
     error: float = 0.6
     """Deviation of the law in ln LR, from problem to problem."""
-    priors: tuple[tuple[float, float, float], ...] = ((0.6, 0.0, 0.3), (0.4, 0.0, 2.2))
+    priors: tuple[tuple[float, float, float], ...] = ((0.7, 0.0, 0.1), (0.3, 0.0, 2.2))
     """What is known of ln(best LR / start): weight, mean and deviation of each part."""
     first: int = 6
     """The first round after which the learning rate moves, ..."""

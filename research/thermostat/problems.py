@@ -43,7 +43,7 @@ class RandomProblem(Problem):
 
     >>> problem = RandomProblem(9)
     >>> problem.kind, problem.optimizer, problem.norm, problem.epochs, problem.num_steps
-    ('gru', 'Adam', 'none', 0, 1400)
+    ('gru', 'Adagrad', 'none', 4, 1000)
     """
 
     num_replicas = 1
