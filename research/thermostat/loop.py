@@ -64,6 +64,8 @@ class Settings:
     """... and the last one."""
     vanished: float = 0.2
     """Share of its first value below which the loss has nearly vanished, so that only noise is left."""
+    ended: float = 0.05
+    """P over the fall of the loss so far, below which it is at its floor, and no learning rate is too high."""
     jump: float = 0.25
     """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
     most_per_round: float = 0.3
@@ -109,7 +111,7 @@ def reading_of(rounds: Sequence[Round], factor: float = 1.0) -> Reading:
     :math:`t_k` and :math:`m_k` the steps at its end and in its middle. ``factor`` is the peak :math:`\eta`
     that the run has come to, in the unit of each round's ``lr``.
     """
-    seen = rounds[len(rounds) // 2 - 1 :]
+    seen = _later_half(rounds)
     x, y = [math.log(r.middle) for r in seen], [r.mean for r in seen]
     progress = -slope(x, y)
     center, level = fmean(x), fmean(y)
@@ -120,6 +122,10 @@ def reading_of(rounds: Sequence[Round], factor: float = 1.0) -> Reading:
     gain = fmean(gains)
     scatter = math.fsum((g - gain) ** 2 for g in gains) / (len(gains) - 1)
     return Reading(gain, progress, math.sqrt(scatter / len(gains)), progress_error)
+
+
+def _later_half(rounds: Sequence[Round]) -> Sequence[Round]:
+    return rounds[len(rounds) // 2 - 1 :]
 
 
 def posterior_mean(priors: Sequence[tuple[float, float, float]], measured: float, deviation: float) -> float:
@@ -153,9 +159,10 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
-    training loss jumps. It does not rise as long as a round in sight had a loss well above its lowest.
-    Nothing moves before ``first`` and after ``last``, where neither averaging nor time gains anything, and
-    where the loss has nearly vanished and averaging would halve the rest.
+    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. It
+    does not fall where time gains next to nothing any more. Nothing moves before ``first`` and after
+    ``last``, where neither averaging nor time gains anything, and where the loss has nearly vanished and
+    averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds)
@@ -163,11 +170,14 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
         return state
     if not all(math.isfinite(value) for r in rounds for value in (r.end, r.mean, r.train)):
         return state
-    rises = [rise_of(rounds[:k]) for k in range(len(rounds) // 2, len(rounds) + 1)]
+    rises = [rise_of(rounds[: k + 1]) for k in range(len(rounds) // 2 - 1, len(rounds))]
     if min(rises[-1]) > settings.jump:
         return _moved(state, -settings.most_per_round, settings)
     read = reading_of(rounds, math.exp(state.log_factor))
+    fall = rounds[1].mean - fmean(r.mean for r in _later_half(rounds))
     gain, progress = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
+    if fall > 0:  # while training gets going, its progress says little about the time after
+        progress = min(progress, fall)
     if max(read.gain, read.progress) <= 0 or min(gain, progress) <= 0:
         return state
     if seen.mean < settings.vanished * rounds[0].mean and gain > seen.mean / 2:
@@ -176,7 +186,11 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     measured = state.log_factor - settings.gain * math.log(gain / progress / settings.target)
     wanted = posterior_mean(settings.priors, measured, math.hypot(settings.error, settings.gain * noise))
     step = wanted - state.log_factor
-    return _moved(state, min(0.0, step) if max(rises)[0] > settings.jump else step, settings)
+    if max(rises)[0] > settings.jump:
+        step = min(0.0, step)
+    if read.progress < settings.ended * fall:
+        step = max(0.0, step)
+    return _moved(state, step, settings)
 
 
 def _moved(state: State, step: float, settings: Settings) -> State:

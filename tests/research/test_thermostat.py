@@ -53,7 +53,7 @@ def test_it_moves_down_where_averaging_gains_much_and_up_where_it_gains_little()
     assert down[4] == up[4] == 0.0  # not before the sixth round
     assert down[5] == -SETTINGS.most_per_round and up[5] == SETTINGS.most_per_round
     assert down[-1] == down[SETTINGS.last - 1] and min(down) >= -SETTINGS.most
-    assert max(map(abs, right)) < 1e-6
+    assert max(map(abs, right)) < 0.01
 
 
 def test_gain_and_progress_that_are_both_negative_move_nothing():
