@@ -65,7 +65,7 @@ class Settings:
     vanished: float = 0.2
     """Share of its first value below which the loss has nearly vanished, so that only noise is left."""
     ended: float = 0.05
-    """P over the fall of the loss so far, below which it is at its floor, and no learning rate is too high."""
+    """P over the fall of the loss so far, below which it is at its floor, so that no rate is too high."""
     jump: float = 0.25
     """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
     most_per_round: float = 0.3

@@ -20,6 +20,7 @@ from research.thermostat.law import (
     log_ratio,
     rounds_of,
 )
+from research.thermostat.loop import reading_of
 from research.thermostat.problems import RandomProblem
 from research.thermostat.run import NUM_ROUNDS
 from research.zoo.catalogue import problem_of
@@ -89,6 +90,24 @@ class Case:
             "rounds": length,
         }
 
+    @cached_property
+    def signs(self) -> dict[str, str]:
+        """What a run can tell of itself where E / P is .25, or at the best learning rate if it never is."""
+        place = crossing(self.ratios())
+        near = min(self.runs, key=lambda x: abs(x - (self.best if place is None else place)))
+        rounds = rounds_of(self.runs[near])[: WINDOW[1]]
+        if len(rounds) < WINDOW[1]:
+            return {"E": "the run died", "P": "the run died"}
+        read = reading_of(rounds)
+        fall = rounds[1].mean - statistics.fmean(r.mean for r in rounds[WINDOW[0] - 1 :])
+        share = read.progress / fall if fall > 0 else math.inf
+        size = "below .1" if share < 0.1 else ".1 to 1" if share <= 1 else "above 1"
+        is_clear = read.gain > 4 * read.gain_error
+        return {
+            "E": "E is above four standard errors" if is_clear else "E is below four standard errors",
+            "P": f"P over the fall so far is {size}",
+        }
+
 
 @lru_cache(maxsize=64)
 def _random(name: str) -> RandomProblem:
@@ -116,7 +135,7 @@ def law_tables(records: Sequence[Record]) -> str:
     found = cases(records)
     if not found:
         return ""
-    return "\n\n".join([_by_factor(found), _by_kind(found), _by_problem(found)])
+    return "\n\n".join([_by_factor(found), _by_kind(found), _by_source(found), _by_problem(found)])
 
 
 def _quartiles(values: Iterable[float]) -> tuple[float, float, float]:
@@ -149,6 +168,10 @@ def _by_factor(found: Sequence[Case]) -> str:
     return "\n".join(lines)
 
 
+def _loss(ratio: float) -> str:
+    return "failed" if ratio == math.inf else f"{ratio:.3f}"
+
+
 def _ratio(log_ratio: float) -> str:
     if log_ratio > 4:
         return "large"
@@ -171,10 +194,10 @@ def _by_kind(found: Sequence[Case]) -> str:
         ("the zoo", lambda case: not case.is_random),
         ("random problems", lambda case: case.is_random),
     ]
-    for key in ("optimizer", "data", "norm", "rounds"):
+    for key in ("optimizer", "data", "norm", "rounds", "E", "P"):
         groups += [
-            (value, lambda case, key=key, value=value: case.facts[key] == value)
-            for value in sorted({case.facts[key] for case in found})
+            (value, lambda case, key=key, value=value: (case.facts | case.signs)[key] == value)
+            for value in sorted({(case.facts | case.signs)[key] for case in found})
         ]
     for label, belongs in groups:
         group = [case for case in found if belongs(case)]
@@ -202,6 +225,44 @@ def _by_kind(found: Sequence[Case]) -> str:
     return "\n".join(lines)
 
 
+_SOURCES = {
+    "held-out probe": {},
+    "one training batch": {"end": "train_end", "mean": "train_mean"},
+    "held-out probe, mean of two rounds": {"mean": "wide"},
+}
+
+
+def _by_source(found: Sequence[Case]) -> str:
+    """Other data, other rounds: loss where E / P is a constant, the best of some, over the lowest."""
+    head = ["scored on", "rounds"]
+    for label in ("zoo", "random"):
+        head += [f"{label}: constant", "median", "90th"]
+    lines = [table_line(head), table_line(["---", *["---:"] * 7])]
+    for label, columns in _SOURCES.items():
+        for window in ((4, 8), (6, 12), WINDOW):
+            cells = []
+            for is_random in (False, True):
+                group = [case for case in found if case.is_random == is_random]
+                ratios = [(case, case.ratios(window, **columns)) for case in group]
+                best = min((_regrets(ratios, t), t) for t in _TARGETS) if group else ((0.0, 0.0, 0.0), 0.0)
+                cells += [f"{best[1]:g}", *(f"{value:.3f}" for value in best[0][1:])]
+            lines.append(table_line([label, f"{window[0]} to {window[1]}", *cells]))
+    return "\n".join(lines)
+
+
+_TARGETS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6)
+_UNKNOWN = 1.3
+"""Loss over the lowest that stands for a problem without such a learning rate."""
+
+
+def _regrets(ratios: Sequence[tuple[Case, dict[float, float | None]]], target: float) -> tuple[float, ...]:
+    """Mean of the logarithm, median and 90th percentile of the loss at the learning rate of a target."""
+    places = [(case, crossing(values, target)) for case, values in ratios]
+    ends = sorted(_UNKNOWN if place is None else min(2.0, case.regret(place)) for case, place in places)
+    mean = statistics.fmean(math.log(end) for end in ends)
+    return mean, statistics.median(ends), ends[math.ceil(0.9 * len(ends)) - 1]
+
+
 def _by_problem(found: Sequence[Case]) -> str:
     """E / P of every problem of the zoo."""
     head = ["problem", *(f"E / P at x{f:g}" for f in FACTORS), *(f"loss x{f:g}" for f in FACTORS)]
@@ -212,5 +273,5 @@ def _by_problem(found: Sequence[Case]) -> str:
             ratios = case.ratios()
             shown = ["-" if (r := ratios[x]) is None else _ratio(r) for x in xs]
             lowest = min(case.losses.values())
-            lines.append(table_line([case.name, *shown, *(f"{case.losses[x] / lowest:.3f}" for x in xs)]))
+            lines.append(table_line([case.name, *shown, *(_loss(case.losses[x] / lowest) for x in xs)]))
     return "\n".join(lines)
