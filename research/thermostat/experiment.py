@@ -35,7 +35,7 @@ STARTS = (0.2, 1.0, 5.0)
 """Where runs with the thermostat begin, alone."""
 SETTINGS = {
     "thermostat": Settings(),
-    "found, thermostat": Settings(priors=((1.0, 0.0, 1.0),)),
+    "found, thermostat": Settings(priors=((0.5, 0.0, 0.15), (0.5, 0.2, 1.3))),
 }
 ZOO = (
     "movies_factorization",

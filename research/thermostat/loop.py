@@ -50,7 +50,7 @@ class Round(NamedTuple):
 class Settings:
     """Constants, chosen on dev problems."""
 
-    target: float = 0.3
+    target: float = 0.22
     """E / P at the best learning rate."""
     gain: float = 0.75
     """How far ln LR is off, over how far ln(E / P) is."""
@@ -64,8 +64,8 @@ class Settings:
     """... and the last one."""
     vanished: float = 0.2
     """Share of its first value below which the loss has nearly vanished, so that only noise is left."""
-    ended: float = 0.05
-    """P over the fall of the loss so far, below which it is at its floor, so that no rate is too high."""
+    ended: float = 0.2
+    """P over the fall of the loss so far, below which the loss has come to its floor."""
     jump: float = 0.25
     """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
     most_per_round: float = 0.3
@@ -159,10 +159,9 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
-    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. It
-    does not fall where time gains next to nothing any more. Nothing moves before ``first`` and after
-    ``last``, where neither averaging nor time gains anything, and where the loss has nearly vanished and
-    averaging would halve the rest.
+    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest.
+    Nothing moves before ``first`` and after ``last``, where time gains next to nothing any more, and where
+    the loss has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds)
@@ -175,9 +174,9 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
         return _moved(state, -settings.most_per_round, settings)
     read = reading_of(rounds, math.exp(state.log_factor))
     fall = rounds[1].mean - fmean(r.mean for r in _later_half(rounds))
+    if read.progress + 2 * read.progress_error < settings.ended * fall:
+        return state
     gain, progress = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
-    if fall > 0:  # while training gets going, its progress says little about the time after
-        progress = min(progress, fall)
     if max(read.gain, read.progress) <= 0 or min(gain, progress) <= 0:
         return state
     if seen.mean < settings.vanished * rounds[0].mean and gain > seen.mean / 2:
@@ -186,11 +185,7 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     measured = state.log_factor - settings.gain * math.log(gain / progress / settings.target)
     wanted = posterior_mean(settings.priors, measured, math.hypot(settings.error, settings.gain * noise))
     step = wanted - state.log_factor
-    if max(rises)[0] > settings.jump:
-        step = min(0.0, step)
-    if read.progress < settings.ended * fall:
-        step = max(0.0, step)
-    return _moved(state, step, settings)
+    return _moved(state, min(0.0, step) if max(rises)[0] > settings.jump else step, settings)
 
 
 def _moved(state: State, step: float, settings: Settings) -> State:

@@ -29,11 +29,13 @@ def over_best(records: Sequence[Record], problem: str, method: str, start: float
 
 def loop_tables(records: Sequence[Record]) -> str:
     """The thermostat alone and after the search, as Markdown; nothing if it was not run."""
-    parts = [
-        _compared(records, "alone", "plain", method, STARTS) for method in ("thermostat", "first thermostat")
-    ]
-    parts.append(_compared(records, "after find_lr", "found", "found, thermostat", NEAR))
-    return "\n\n".join(part for part in parts if part)
+    methods = sorted({r["method"] for r in records} - {"plain", "found"})
+    return "\n\n".join(
+        _compared(records, "after find_lr", "found", method, NEAR)
+        if method.startswith("found")
+        else _compared(records, "alone", "plain", method, STARTS)
+        for method in methods
+    )
 
 
 Case = tuple[str, float, list[float], list[float]]

@@ -87,6 +87,7 @@ def record(method: str, factor: float, loss: float, noise: float, seed: int = 0)
     lr = float(f"{factor * best_of('kjv_gru').lr:.4g}")
     rounds = [a_round(k, noise=noise) for k in range(1, 21)]
     columns = {name: [getattr(r, name) for r in rounds] for name in ("lr", "end", "mean", "train")}
+    columns |= {"train_end": columns["end"], "train_mean": columns["mean"], "wide": columns["mean"]}
     result = {"final_loss": loss, "steps": 400, "factor": 1.0, "rounds": columns, "seconds": 1.0}
     return {"problem": "kjv_gru", "method": method, "start": factor, "lr": lr, "seed": seed} | result
 
