@@ -13,9 +13,9 @@ from torch.optim import SGD
 
 from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
+from hdet.method.thermostat import FOUND, GUESS, LAST, Round, Thermostat, ThermostatState, steered
 from research.compare.ledger import Ledger, Record, run_missing
 from research.peers.base import Job
-from research.thermostat.loop import Round, Settings, State, steered
 from research.thermostat.problems import GRID, NUM_RANDOM, RandomProblem
 from research.thermostat.run import train_run
 from research.zoo import experiment as zoo
@@ -34,8 +34,8 @@ FACTORS = (0.2, 0.45, 1.0, 2.2, 5.0)
 STARTS = (0.2, 1.0, 5.0)
 """Where runs with the thermostat begin, alone."""
 SETTINGS = {
-    "thermostat": Settings(),
-    "found, thermostat": Settings(priors=((0.5, 0.0, 0.15), (0.5, 0.2, 1.3))),
+    "thermostat": Thermostat(priors=GUESS),
+    "found, thermostat": Thermostat(priors=FOUND),
 }
 ZOO = (
     "movies_factorization",
@@ -210,7 +210,7 @@ def _train(spec: Record) -> Record:
             metrics, seen = train_run(job, num_scored=0)
         else:
             settings = SETTINGS[spec["method"]]
-            metrics, seen = train_run(job, steer=partial(_factor, settings), num_scored=settings.last)
+            metrics, seen = train_run(job, steer=partial(_factor, settings), num_scored=LAST)
         seconds = time.process_time() - began
     loss = metrics.get("loss", math.inf)
     columns = [r._asdict() | (seen.more[k] if seen.more else {}) for k, r in enumerate(seen.rounds)]
@@ -227,8 +227,8 @@ def _train(spec: Record) -> Record:
     }
 
 
-def _factor(settings: Settings, rounds: Sequence[Round]) -> float:
-    state = State()
+def _factor(settings: Thermostat, rounds: Sequence[Round]) -> float:
+    state = ThermostatState()
     for seen in rounds:
         state = steered(state, seen, settings)
     return math.exp(state.log_factor)

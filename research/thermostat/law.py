@@ -7,10 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from hdet.method.recipe import Recipe
+from hdet.method.thermostat import Round, round_ends, slope
 from research.compare.ledger import Record
-from research.thermostat.loop import Round, slope
-from research.thermostat.run import round_ends
 
 __all__ = [
     "TARGET",
@@ -40,14 +38,13 @@ def rounds_of(record: Record, end: str = "end", mean: str = "mean") -> list[Roun
         mean: the column that is taken for the loss of the mean.
     """
     columns, ends = record["rounds"], round_ends(record["steps"])
-    recipe, rounds = Recipe(total_steps=record["steps"]), []
+    rounds = []
     for k, (last, averaged) in enumerate(zip(columns[end], columns[mean], strict=True)):
         if last is None or averaged is None:
             break
         begin, step = ends[k], ends[k + 1]
-        shape = fmean(recipe.shape(s) for s in range(begin, step))
         middle = step - (step - begin - 1) / 2
-        rounds.append(Round(step, middle, columns["lr"][k], shape, last, averaged, columns["train"][k]))
+        rounds.append(Round(step, middle, columns["lr"][k], last, averaged, columns["train"][k]))
     return rounds
 
 
@@ -63,7 +60,7 @@ def gain_and_progress(
     :math:`t_k` and :math:`m_k` the steps at its end and in its middle, and
     :math:`\eta_k / \eta` its learning rate over the peak.
 
-    >>> rounds = [Round(s, s / 2, 0.5, 0.5, 3 - math.log(s), 3 - math.log(s) - 0.1, 0.0) for s in (2, 4, 8)]
+    >>> rounds = [Round(s, s / 2, 0.5, 3 - math.log(s), 3 - math.log(s) - 0.1, 0.0) for s in (2, 4, 8)]
     >>> [round(value, 3) for value in gain_and_progress(rounds, (1, 3))]
     [1.586, 1.0]
     """

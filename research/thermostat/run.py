@@ -12,25 +12,18 @@ from torch import Tensor, nn
 from hdet.ensemble.tail import TailMean
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import Recipe, tail_steps
+from hdet.method.thermostat import Round, round_ends
 from hdet.replicas.losses import evaluating
 from hdet.replicas.probe import batch_statistics
 from research.peers.base import Diverged, Job, descend
-from research.thermostat.loop import Round
 
-__all__ = ["NUM_ROUNDS", "NUM_SCORED", "Rounds", "round_ends", "train_run"]
+__all__ = ["NUM_SCORED", "Rounds", "train_run"]
 
-NUM_ROUNDS = 40
-"""Rounds of a run."""
 NUM_SCORED = 20
 """Rounds that are scored: the warm-up has 16."""
 
 Steer = Callable[[Sequence[Round]], float]
 """Gives the factor on the schedule, from the rounds so far."""
-
-
-def round_ends(steps: int) -> list[int]:
-    """Steps done when each round begins, and at the end of the last."""
-    return [round(k * steps / NUM_ROUNDS) for k in range(NUM_ROUNDS + 1)]
 
 
 class Rounds:
@@ -98,7 +91,6 @@ class Rounds:
                 step=self._step,
                 middle=last + 1 - (self._taken - 1) / 2,
                 lr=shape * self.factor,
-                shape=shape,
                 end=score(None, self._probe),
                 mean=score(self._mean, self._probe),
                 train=math.fsum(self._losses) / len(self._losses),

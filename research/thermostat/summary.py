@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from hdet.method.thermostat import NUM_ROUNDS, reading_of
 from research.compare.ledger import Record
 from research.markdown import table_line
 from research.thermostat.experiment import FACTORS, best_of, loss_of
@@ -20,9 +21,7 @@ from research.thermostat.law import (
     log_ratio,
     rounds_of,
 )
-from research.thermostat.loop import reading_of
 from research.thermostat.problems import RandomProblem
-from research.thermostat.run import NUM_ROUNDS
 from research.zoo.catalogue import problem_of
 
 __all__ = ["Case", "cases", "law_tables"]
