@@ -34,6 +34,8 @@ _ENDED = 0.2
 """P over the fall of the loss so far, below which the loss has come to its floor."""
 _JUMP = 0.25
 """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
+_FALLEN = 0.1
+"""Fall of ln LR after which it does not rise again."""
 _TINY, _HUGE = 1e-12, 1e100
 
 
@@ -71,7 +73,7 @@ class Thermostat:
     ValueError: target must be a number above 0, got 0
     """
 
-    target: float = 0.22
+    target: float = 0.28
     """What averaging gains over what time gains, at the best learning rate."""
     priors: Priors | None = None
     """What is known of ln(best learning rate / start): weight, mean and deviation of each part. None for what
@@ -99,6 +101,8 @@ class ThermostatState(NamedTuple):
 
     log_factor: float = 0.0
     """ln of the factor on the planned schedule."""
+    highest: float = 0.0
+    """The highest that it was."""
     rounds: tuple[Round, ...] = ()
     reading: Reading = Reading()
     """By which the last round was judged."""
@@ -182,9 +186,9 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
-    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest.
-    Nothing moves before ``FIRST`` and after ``LAST``, where time gains next to nothing any more, and where
-    the loss has nearly vanished and averaging would halve the rest.
+    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
+    it has fallen it does not rise again. Nothing moves before ``FIRST`` and after ``LAST``, where time gains
+    next to nothing any more, and where the loss has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds, reading=Reading())
@@ -209,9 +213,13 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
     measured = state.log_factor - _GAIN * math.log(gain / progress / told.target)
     wanted = posterior_mean(told.priors or GUESS, measured, math.hypot(_ERROR, _GAIN * noise))
     step = wanted - state.log_factor
-    return _moved(state, min(0.0, step) if max(rises)[0] > _JUMP else step)
+    # Where the learning rate has fallen, the loss falls with the noise, which looks like progress.
+    has_fallen = state.log_factor < state.highest - _FALLEN
+    may_rise = not has_fallen and max(rises)[0] <= _JUMP
+    return _moved(state, step if may_rise else min(0.0, step))
 
 
 def _moved(state: ThermostatState, step: float) -> ThermostatState:
     step = max(-MOST_PER_ROUND, min(MOST_PER_ROUND, step))
-    return state._replace(log_factor=max(-MOST, min(MOST, state.log_factor + step)))
+    log_factor = max(-MOST, min(MOST, state.log_factor + step))
+    return state._replace(log_factor=log_factor, highest=max(state.highest, log_factor))
