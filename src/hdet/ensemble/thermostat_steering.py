@@ -22,10 +22,10 @@ from hdet.method.thermostat import (
     LAST,
     LEAST_STEPS,
     NUM_ROUNDS,
-    Reading,
     Round,
     Thermostat,
     ThermostatState,
+    has_jumped,
     round_ends,
     steered,
 )
@@ -35,6 +35,9 @@ from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.probe import Probe, require_scorable
 
 _log = logging.getLogger(__name__)
+
+_WIDTH = len(Round._fields) + 3
+"""Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
 
 
 class ThermostatSteering(Steering):
@@ -106,7 +109,8 @@ class ThermostatSteering(Steering):
     def begin(self, num_steps: int) -> None:
         """Begin a run. What others have trained before is not known, so that it does nothing then."""
         self._state, self._brake = ThermostatState(), 0.0
-        self._untold: list[ThermostatState] = []
+        self._judged: list[tuple[float, float, float]] = []  # of each round, what averaging and time gained
+        self._num_told = 0
         self._begin_mean(is_on=self._is_long and num_steps == 0)
 
     def _begin_mean(self, *, is_on: bool) -> None:
@@ -136,12 +140,11 @@ class ThermostatSteering(Steering):
                 self._first = self._slot.scheduled
             if num_steps >= self._ends[len(self._state.rounds) + 1]:
                 self._end_round(self._mean, num_steps)
-        if record is not None and self._untold:
-            readings = [state.reading for state in self._untold]
-            record.averaging_gains = [_known(reading.gain) for reading in readings]
-            record.time_gains = [_known(reading.progress) for reading in readings]
-            record.thermostat_factors = [math.exp(state.log_factor) for state in self._untold]
-            self._untold = []
+        if record is not None:
+            untold, self._num_told = self._judged[self._num_told :], len(self._judged)
+            record.averaging_gains = [_known(gain) for gain, _, _ in untold]
+            record.time_gains = [_known(progress) for _, progress, _ in untold]
+            record.thermostat_factors = [factor for _, _, factor in untold]
 
     def _end_round(self, mean: Tail, num_steps: int) -> None:
         end, averaged = self._score(), math.nan
@@ -168,14 +171,14 @@ class ThermostatSteering(Steering):
             train=total / num_losses if num_losses else math.nan,
         )
         self._state = steered(self._state, seen, self._told)
-        self._untold.append(self._state)
+        reading, new = self._state.reading, math.exp(self._state.log_factor)
+        self._judged.append((reading.gain, reading.progress, new))
         self._begin_round()
         if len(self._state.rounds) == LAST:
             self._mean = None
-        if math.exp(self._state.log_factor) != factor:
+        if new != factor:
             self._correct()
         if self.replicas.is_writer and len(self._state.rounds) >= FIRST:
-            reading, new = self._state.reading, math.exp(self._state.log_factor)
             _log.info(
                 "step %d: averaging gains %.3g ± %.2g, an e-fold of steps %.3g ± %.2g; learning rate x%.3g",
                 num_steps,
@@ -210,11 +213,15 @@ class ThermostatSteering(Steering):
     @property
     def notes(self) -> list[str]:
         """Tell where the learning rate went, and why."""
-        reading, count = self._state.reading, len(self._state.rounds)
+        count = len(self._state.rounds)
+        gain, progress, _ = self._judged[-1] if self._judged else (math.nan, math.nan, 1.0)
         why = "off" if self._mean is None and count < LAST else "no round judged yet"
-        if not math.isnan(reading.gain):
-            why = f"averaging gained {reading.gain:.3g}, an e-fold of steps {reading.progress:.3g}"
-            why += f" (right at {self._told.target:.2g} of it)"
+        if not math.isnan(gain):
+            right = self._told.target * max(0.0, progress)
+            why = f"averaging a round's weights gained {gain:.3g} where {right:.3g} is right"
+            rounds = self._state.rounds
+            num_jumps = sum(has_jumped(rounds[:k]) for k in range(FIRST, count + 1))
+            why += f", the training loss jumped in {num_jumps}" if num_jumps else ""
         return [f"thermostat: x{math.exp(self._state.log_factor):.3g} after {count} of {LAST} rounds, {why}"]
 
     # --- checkpoints ---------------------------------------------------------------------------------
@@ -229,16 +236,16 @@ class ThermostatSteering(Steering):
     def state_dict(self) -> dict[str, Any]:
         """Save what it knows. A replica that is sharded averages anew from here to the end of the round."""
         state, mean = self._state, None if self.replicas.is_sharded else self._mean
-        rounds = torch.zeros(LAST, len(Round._fields), dtype=torch.float64)  # of one size in every checkpoint
-        for row, seen in zip(rounds, state.rounds, strict=False):
-            row.copy_(torch.tensor(seen, dtype=torch.float64))
+        rounds = torch.zeros(LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
+        for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
+            row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
         return {
             "controller": self.controller,
             "is_on": int(self._mean is not None),
             "num_rounds": len(state.rounds),
+            "num_told": self._num_told,
             "rounds": rounds,
             "factors": [state.log_factor, state.highest, self._brake],
-            "reading": list(state.reading),
             "losses": [*self._summed()],
             "first_lr": self._first,
             "priors": [list(prior) for prior in self._told.priors or ()],
@@ -251,10 +258,9 @@ class ThermostatSteering(Steering):
         if state["controller"] == self.controller:
             name = "state_dict steering"
             check_keys(name, state, self.state_dict())
-            check_counts(name, state, ("is_on", "num_rounds"))
-            check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, len(Round._fields))])
+            check_counts(name, state, ("is_on", "num_rounds", "num_told"))
+            check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
             check_numbers(f"{name} factors", state["factors"], 3)
-            check_numbers(f"{name} reading", state["reading"], len(Reading._fields), is_finite=False)
             check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
             check_numbers(f"{name} first_lr", [state["first_lr"]], 1, is_finite=False)
             for prior in state["priors"]:
@@ -269,11 +275,13 @@ class ThermostatSteering(Steering):
         if state["controller"] != self.controller:
             return
         rows = state["rounds"][: state["num_rounds"]].tolist()
-        rounds = tuple(Round(int(step), *rest) for step, *rest in rows)
+        rounds = tuple(Round(int(step), *rest[:5]) for step, *rest in rows)
         fits = len(rounds) < LAST and (rounds[-1].step if rounds else 0) == self._ends[len(rounds)]
         self._begin_mean(is_on=bool(state["is_on"]) and fits and self._is_long)
         log_factor, highest, self._brake = state["factors"]
-        self._state = ThermostatState(log_factor, highest, rounds, Reading(*state["reading"]))
+        self._state = ThermostatState(log_factor, highest, rounds)
+        self._judged = [(gain, progress, factor) for *_, gain, progress, factor in rows]
+        self._num_told = state["num_told"]
         self._losses, self._first = LossSum(*state["losses"]), state["first_lr"]
         self._told = replace(self._told, priors=tuple((w, m, d) for w, m, d in state["priors"]))
         if self._mean is not None:

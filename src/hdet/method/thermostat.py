@@ -182,6 +182,15 @@ def rise_of(rounds: Sequence[Round]) -> tuple[float, float]:
     return rise / max(abs(lowest), _TINY), rise / max(fall, _TINY)
 
 
+def has_jumped(rounds: Sequence[Round]) -> bool:
+    """Tell whether the training loss of the last round is well above the lowest.
+
+    >>> has_jumped([Round(k, k, 1.0, 0.0, 0.0, train) for k, train in enumerate((5.0, 1.0, 2.5))])
+    True
+    """
+    return min(rise_of(rounds)) > _JUMP
+
+
 def steered(state: ThermostatState, seen: Round, told: Thermostat) -> ThermostatState:
     """Take a round, and move the factor.
 
@@ -198,8 +207,7 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
         return state
     read = reading_of(rounds, math.exp(state.log_factor))
     state = state._replace(reading=read)
-    rises = [rise_of(rounds[: k + 1]) for k in range(len(rounds) // 2 - 1, len(rounds))]
-    if min(rises[-1]) > _JUMP:
+    if has_jumped(rounds):
         return _moved(state, -MOST_PER_ROUND)
     fall = rounds[1].mean - fmean(r.mean for r in _later_half(rounds))
     if read.progress + 2 * read.progress_error < _ENDED * fall:
@@ -215,7 +223,8 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
     step = wanted - state.log_factor
     # Where the learning rate has fallen, the loss falls with the noise, which looks like progress.
     has_fallen = state.log_factor < state.highest - _FALLEN
-    may_rise = not has_fallen and max(rises)[0] <= _JUMP
+    rises = [rise_of(rounds[: k + 1])[0] for k in range(len(rounds) // 2 - 1, len(rounds))]
+    may_rise = not has_fallen and max(rises) <= _JUMP
     return _moved(state, step if may_rise else min(0.0, step))
 
 
