@@ -36,6 +36,8 @@ from hdet.replicas.probe import Probe, require_scorable
 
 _log = logging.getLogger(__name__)
 
+_STATE = ("is_on", "num_rounds", "num_told", "rounds", "factors", "losses", "first_lr", "priors")
+"""A state holds at least these."""
 _WIDTH = len(Round._fields) + 3
 """Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
 
@@ -235,7 +237,8 @@ class ThermostatSteering(Steering):
 
     def state_dict(self) -> dict[str, Any]:
         """Save what it knows. A replica that is sharded averages anew from here to the end of the round."""
-        state, mean = self._state, None if self.replicas.is_sharded else self._mean
+        state = self._state
+        mean = None if self._mean is None or self.replicas.is_sharded else self._mean.state_dict()
         rounds = torch.zeros(LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
         for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
             row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
@@ -249,7 +252,8 @@ class ThermostatSteering(Steering):
             "losses": [*self._summed()],
             "first_lr": self._first,
             "priors": [list(prior) for prior in self._told.priors or ()],
-            "mean": None if mean is None else mean.state_dict(),
+            # A distributed checkpoint could not be loaded into an entry more.
+            **({} if mean is None else {"mean": mean}),
         }
 
     def check_state(self, state: Any) -> None:
@@ -257,7 +261,7 @@ class ThermostatSteering(Steering):
         super().check_state(state)
         if state["controller"] == self.controller:
             name = "state_dict steering"
-            check_keys(name, state, self.state_dict())
+            check_keys(name, state, _STATE)
             check_counts(name, state, ("is_on", "num_rounds", "num_told"))
             check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
             check_numbers(f"{name} factors", state["factors"], 3)
@@ -265,10 +269,10 @@ class ThermostatSteering(Steering):
             check_numbers(f"{name} first_lr", [state["first_lr"]], 1, is_finite=False)
             for prior in state["priors"]:
                 check_numbers(f"{name} priors", prior, 3)
-            if state["mean"] is not None:
-                check_keys(f"{name} mean", state["mean"], ("mean", "num_taken", "first_step"))
-                check_counts(f"{name} mean", state["mean"], ("num_taken", "first_step"))
-                check_weights(f"{name} mean", state["mean"]["mean"], self.replicas)
+            if (mean := state.get("mean")) is not None:
+                check_keys(f"{name} mean", mean, ("mean", "num_taken", "first_step"))
+                check_counts(f"{name} mean", mean, ("num_taken", "first_step"))
+                check_weights(f"{name} mean", mean["mean"], self.replicas)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. In a run of another length nothing moves any more."""
@@ -285,7 +289,7 @@ class ThermostatSteering(Steering):
         self._losses, self._first = LossSum(*state["losses"]), state["first_lr"]
         self._told = replace(self._told, priors=tuple((w, m, d) for w, m, d in state["priors"]))
         if self._mean is not None:
-            self._mean.load_state_dict(state["mean"])
+            self._mean.load_state_dict(state.get("mean"))
 
 
 def _known(number: float) -> float | None:
