@@ -50,7 +50,7 @@ class Round(NamedTuple):
 class Settings:
     """Constants, chosen on dev problems."""
 
-    target: float = 0.22
+    target: float = 0.28
     """E / P at the best learning rate."""
     gain: float = 0.75
     """How far ln LR is off, over how far ln(E / P) is."""
@@ -68,6 +68,8 @@ class Settings:
     """P over the fall of the loss so far, below which the loss has come to its floor."""
     jump: float = 0.25
     """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
+    fallen: float = 0.1
+    """Fall of ln LR after which it does not rise again."""
     most_per_round: float = 0.3
     most: float = 2.5
     """Bounds on the steps of ln LR, and on their sum."""
@@ -78,6 +80,8 @@ class State(NamedTuple):
 
     log_factor: float = 0.0
     """ln of the factor on the planned schedule."""
+    highest: float = 0.0
+    """The highest that it was."""
     rounds: tuple[Round, ...] = ()
 
 
@@ -159,9 +163,9 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
-    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest.
-    Nothing moves before ``first`` and after ``last``, where time gains next to nothing any more, and where
-    the loss has nearly vanished and averaging would halve the rest.
+    training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
+    it has fallen it does not rise again. Nothing moves before ``first`` and after ``last``, where time gains
+    next to nothing any more, and where the loss has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds)
@@ -185,9 +189,13 @@ def steered(state: State, seen: Round, settings: Settings) -> State:
     measured = state.log_factor - settings.gain * math.log(gain / progress / settings.target)
     wanted = posterior_mean(settings.priors, measured, math.hypot(settings.error, settings.gain * noise))
     step = wanted - state.log_factor
-    return _moved(state, min(0.0, step) if max(rises)[0] > settings.jump else step, settings)
+    # Where the learning rate has fallen, the loss falls with the noise, which looks like progress.
+    has_fallen = state.log_factor < state.highest - settings.fallen
+    may_rise = not has_fallen and max(rises)[0] <= settings.jump
+    return _moved(state, step if may_rise else min(0.0, step), settings)
 
 
 def _moved(state: State, step: float, settings: Settings) -> State:
     step = max(-settings.most_per_round, min(settings.most_per_round, step))
-    return state._replace(log_factor=max(-settings.most, min(settings.most, state.log_factor + step)))
+    log_factor = max(-settings.most, min(settings.most, state.log_factor + step))
+    return state._replace(log_factor=log_factor, highest=max(state.highest, log_factor))
