@@ -40,7 +40,7 @@ def law(axes: Any, cases: list[Any]) -> None:
     axes.set_xticks([0.2, 0.45, 1, 2.2, 5], ["0.2", "0.45", "1", "2.2", "5"])
     axes.minorticks_off()
     axes.set_title("What averaging a round gains,\nover what an e-fold of steps gains")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def errors(axes: Any, cases: list[Any]) -> None:
@@ -77,7 +77,7 @@ def loop(axes: Any, records: list[Any]) -> None:
             axes.plot(steered, y, "<" if start < 1 else ">", color=BLUE if start < 1 else RED, markersize=4)
     axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in reversed(shown)], fontsize=7)
     axes.set(xscale="log", xlim=(0.9, 20), xlabel="held-out loss / best")
-    axes.set_xticks([1, 1.1, 1.5, 2, 5, 10], ["1", "1.1", "1.5", "2", "5", "10"])
+    axes.set_xticks([1, 1.5, 2, 5, 10], ["1", "1.5", "2", "5", "10"])
     axes.minorticks_off()
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
     axes.plot([], [], "o", color=GREY, label="plain")

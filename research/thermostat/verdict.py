@@ -8,13 +8,29 @@ from collections.abc import Sequence
 
 from research.compare.ledger import Record
 from research.markdown import table_line
-from research.thermostat.experiment import STARTS, loss_of
+from research.thermostat.experiment import STARTS, ZOO, loss_of
+from research.thermostat.problems import GRID
 from research.zoo.summary import NEAR
 
 __all__ = ["loop_tables", "over_best"]
 
 _ERRORS = 2.0
 """Standard errors by which a case must be above plain training to count as harm."""
+
+
+def _random_loop(records: Sequence[Record], steered: str) -> str:
+    """The same for the random problems, whose starts are two points of the sweep below the best and above."""
+    cases: list[Case] = []
+    for problem in dict.fromkeys(r["problem"] for r in records if r["problem"].startswith("random ")):
+        runs = {(r["method"], r["start"]): loss_of(r) for r in records if r["problem"] == problem}
+        plain = {start: loss for (method, start), loss in runs.items() if method == "plain"}
+        best = min(plain, key=plain.__getitem__)
+        for power, start in ((-2, 0.2), (0, 1.0), (2, 5.0)):
+            there = float(f"{best * GRID**power:.6g}")
+            if (steered, there) in runs and there in plain:
+                lowest = plain[best]
+                cases.append((problem, start, [plain[there] / lowest], [runs[steered, there] / lowest]))
+    return f"**{steered}, random problems**\n\n{_summary(cases)}" if cases else ""
 
 
 def over_best(records: Sequence[Record], problem: str, method: str, start: float) -> dict[int, float]:
@@ -30,12 +46,14 @@ def over_best(records: Sequence[Record], problem: str, method: str, start: float
 def loop_tables(records: Sequence[Record]) -> str:
     """The thermostat alone and after the search, as Markdown; nothing if it was not run."""
     methods = sorted({r["method"] for r in records} - {"plain", "found"})
-    return "\n\n".join(
+    parts = [
         _compared(records, "after find_lr", "found", method, NEAR)
         if method.startswith("found")
         else _compared(records, "alone", "plain", method, STARTS)
         for method in methods
-    )
+    ]
+    parts += [_random_loop(records, method) for method in methods]
+    return "\n\n".join(part for part in parts if part)
 
 
 Case = tuple[str, float, list[float], list[float]]
@@ -44,7 +62,8 @@ Case = tuple[str, float, list[float], list[float]]
 
 def _cases(records: Sequence[Record], plain: str, steered: str, starts: Sequence[float]) -> list[Case]:
     cases = []
-    for problem in dict.fromkeys(r["problem"] for r in records if r["method"] == steered):
+    problems = [r["problem"] for r in records if r["method"] == steered and r["problem"] in ZOO]
+    for problem in dict.fromkeys(problems):
         for start in starts:
             before, after = (over_best(records, problem, method, start) for method in (plain, steered))
             seeds = sorted(before.keys() & after.keys())
