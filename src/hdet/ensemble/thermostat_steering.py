@@ -36,7 +36,7 @@ from hdet.replicas.probe import Probe, require_scorable
 
 _log = logging.getLogger(__name__)
 
-_STATE = ("is_on", "num_rounds", "num_told", "rounds", "factors", "losses", "first_lr", "priors")
+_STATE = ("is_on", "num_rounds", "num_told", "rounds", "factors", "losses", "lrs", "priors")
 """A state holds at least these."""
 _WIDTH = len(Round._fields) + 3
 """Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
@@ -84,10 +84,10 @@ class ThermostatSteering(Steering):
                 "total_steps must be given for a Thermostat, got None: it needs the length of the run"
             )
         if self.replicas.has_rows or settings.is_local or self.values.explores:
-            what = "one process" if self.replicas.has_rows else "their own gradients or values"
+            what = "several in one process" if self.replicas.has_rows else "their own gradients or values"
             raise ValueError(
-                f"replicas must be equal for a Thermostat, got replicas with {what}: use hdet.AutoLR with "
-                "spread=0 and shared gradients, or leave the Thermostat out"
+                f"replicas must be equal for a Thermostat, got {what}: use hdet.AutoLR with spread=0, or "
+                "leave the Thermostat out"
             )
         if not self.values.learning_rates:
             raise ValueError(
@@ -250,7 +250,7 @@ class ThermostatSteering(Steering):
             "rounds": rounds,
             "factors": [state.log_factor, state.highest, self._brake],
             "losses": [*self._summed()],
-            "first_lr": self._first,
+            "lrs": [self._first, self._peak],
             "priors": [list(prior) for prior in self._told.priors or ()],
             # A distributed checkpoint could not be loaded into an entry more.
             **({} if mean is None else {"mean": mean}),
@@ -266,7 +266,7 @@ class ThermostatSteering(Steering):
             check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
             check_numbers(f"{name} factors", state["factors"], 3)
             check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
-            check_numbers(f"{name} first_lr", [state["first_lr"]], 1, is_finite=False)
+            check_numbers(f"{name} lrs", state["lrs"], 2, is_finite=False)
             for prior in state["priors"]:
                 check_numbers(f"{name} priors", prior, 3)
             if (mean := state.get("mean")) is not None:
@@ -286,7 +286,8 @@ class ThermostatSteering(Steering):
         self._state = ThermostatState(log_factor, highest, rounds)
         self._judged = [(gain, progress, factor) for *_, gain, progress, factor in rows]
         self._num_told = state["num_told"]
-        self._losses, self._first = LossSum(*state["losses"]), state["first_lr"]
+        self._losses = LossSum(*state["losses"])
+        self._first, self._peak = state["lrs"]
         self._told = replace(self._told, priors=tuple((w, m, d) for w, m, d in state["priors"]))
         if self._mean is not None:
             self._mean.load_state_dict(state.get("mean"))
