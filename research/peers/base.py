@@ -91,8 +91,6 @@ class Trained:
 
     metrics: dict[str, float]
     found_lr: float | None = None
-    likely: tuple[float, float] | None = None
-    """The range in which it says that the best learning rate lies."""
     search_steps: int | None = None
     """Steps that it took before the run, if it did."""
 

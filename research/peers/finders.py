@@ -57,8 +57,7 @@ def _find(job: Job, *, is_on_top: bool) -> Trained:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
-    likely = (found.low[0], found.high[0])
-    return Trained(evaluate(job.task, model), found.lr[0], likely, found.num_steps)
+    return Trained(evaluate(job.task, model), found.lr[0], found.num_steps)
 
 
 def nes_step(log_lr: float, losses: Sequence[float], multipliers: Sequence[float]) -> float:

@@ -190,7 +190,6 @@ def _train(spec: Record) -> Record:
         "final_loss": metrics.get("loss"),
         "metrics": metrics,
         "found_lr": found if found is not None and math.isfinite(found) else None,
-        "likely": trained.likely,
         "search_steps": trained.search_steps,
         "seconds": round(seconds, 3),
     }

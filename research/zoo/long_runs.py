@@ -62,7 +62,6 @@ CASES = {
     "movies_factorization": Case(10_000, -3, 2),
     "flights_tables": Case(10_000, -17, 8),
     "charlm_400k": Case(3000, -15, 1, charlm=(104, 3)),
-    "charlm_2m": Case(1500, -18, 1, seeds=(0,), charlm=(200, 4)),
 }
 
 

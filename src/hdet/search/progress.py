@@ -41,7 +41,9 @@ class ProgressLine:
 
     def begin(self, what: str, num_steps: int) -> None:
         """Count the steps of the next part of the search from zero on."""
-        self._what, self._num_steps, self._num_done = what, num_steps, 0
+        self._what = what
+        self._num_steps = num_steps
+        self._num_done = 0
 
     def step(self, count: int = 1) -> None:
         """Count steps that are done."""

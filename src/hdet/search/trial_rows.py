@@ -18,8 +18,9 @@ from hdet.replicas.rows import Loss, ModelRows
 from hdet.replicas.tensors import is_sharded, parameters_of
 from hdet.search.decisions import trial_shape
 
-_MOST_ELEMENTS = 2**20
-"""A larger model keeps its device busy with a part of a batch, and eight of it may not fit."""
+_MOST_ELEMENTS = 2**18
+"""A larger model keeps its device busy with a part of a batch, so that rows gain nothing. And eight of it,
+with their gradients and moments, take memory that nobody has planned for."""
 _TOLERANCE = 1e-3
 """How far the gradient of a row may be off that of the model, as a share of it."""
 
