@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.optim import SGD
 
+from hdet.checks import require_choice
 from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.thermostat import FOUND, GUESS, LAST, Round, Thermostat, ThermostatState, steered
@@ -19,7 +20,7 @@ from research.peers.base import Job
 from research.thermostat.problems import GRID, NUM_RANDOM, RandomProblem
 from research.thermostat.run import train_run
 from research.zoo import experiment as zoo
-from research.zoo.catalogue import problem_of
+from research.zoo.catalogue import names, problem_of
 from research.zoo.problem import Problem
 from research.zoo.summary import NEAR, Baseline, baseline_of
 
@@ -103,8 +104,8 @@ def run_study(
         on_done: called with the number of runs done, and that of all as far as it is known.
         should_stop: asked now and then.
     """
-    every = [*ZOO, *(f"random {n}" for n in range(NUM_RANDOM))]
-    wanted = [name for name in every if (name in problems if problems else name in ZOO)]
+    every = [*names(), *(f"random {n}" for n in range(NUM_RANDOM))]
+    wanted = [require_choice("problems", name, tuple(every)) for name in problems] or list(ZOO)
     ledger, done, total = open_ledger(folder), 0, 0
 
     def count() -> None:

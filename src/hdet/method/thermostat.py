@@ -183,12 +183,16 @@ def rise_of(rounds: Sequence[Round]) -> tuple[float, float]:
 
 
 def has_jumped(rounds: Sequence[Round]) -> bool:
-    """Tell whether the training loss of the last round is well above the lowest.
+    """Tell whether the training loss of the last round is well above the lowest, and the probe says so too.
 
-    >>> has_jumped([Round(k, k, 1.0, 0.0, 0.0, train) for k, train in enumerate((5.0, 1.0, 2.5))])
+    Small batches make the training loss jump by their noise. The probe is always the same data.
+
+    >>> has_jumped([Round(k, k, 1.0, loss, loss, loss) for k, loss in enumerate((5.0, 1.0, 2.5))])
     True
+    >>> has_jumped([Round(k, k, 1.0, 0.0, 0.0, train) for k, train in enumerate((5.0, 1.0, 2.5))])
+    False
     """
-    return min(rise_of(rounds)) > _JUMP
+    return min(rise_of(rounds)) > _JUMP and rounds[-1].end > min(r.end for r in rounds[:-1])
 
 
 def steered(state: ThermostatState, seen: Round, told: Thermostat) -> ThermostatState:
