@@ -8,6 +8,7 @@ from research.commands.ablate import ablate
 from research.commands.claims import claims
 from research.commands.compare import compare
 from research.commands.explore import explore
+from research.commands.thermostat import thermostat
 from research.commands.zoo import zoo
 
 app = typer.Typer(
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-for command in (compare, zoo, explore, ablate, claims):
+for command in (compare, zoo, explore, thermostat, ablate, claims):
     app.command()(command)
 
 

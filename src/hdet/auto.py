@@ -19,6 +19,7 @@ from hdet.explore.values import hyperparameters_of
 from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
+from hdet.method.thermostat import FOUND, Thermostat
 from hdet.method.weight_decay import START, WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
@@ -130,7 +131,8 @@ class AutoLR(Ensemble):
         explore: further hyperparameters. ``hdet.WeightDecay()`` is moved by what held-out data says, which
             needs a probe. In others replicas differ.
         probe: held-out data, ``hdet.Probe(batches, loss)``; see also :class:`hdet.Ensemble`.
-        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
+        controller: an :class:`hdet.Thermostat`, which steers the learning rate until its peak and needs an
+            ``hdet.Probe``; or a :class:`hdet.Controller` that moves what is explored, instead of the guard.
         sync_every: steps per round, and between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
@@ -165,7 +167,7 @@ class AutoLR(Ensemble):
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
         probe: AnyProbe | None = None,
-        controller: Controller | None = None,
+        controller: Controller | Thermostat | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | None = None,
@@ -187,10 +189,17 @@ class AutoLR(Ensemble):
                 settings = settings_of(recipe, plain, found) | {"probe": probe, "records": records}
                 further = hyperparameters_of(explore, may_be_empty=True)
                 settings["explore"] = [LearningRate(spread), *further]
-                if controller is not None:
+                thermostat = controller if isinstance(controller, Thermostat) else None
+                if controller is not None and thermostat is None:
                     settings["controller"] = controller
                 elif any(isinstance(h, WeightDecay) for h in further):
                     settings |= steering_decay(settings, plain)
+                if thermostat is not None:
+                    if found is not None and thermostat.priors is None:
+                        thermostat = replace(thermostat, priors=FOUND)
+                    others = settings["controller"]
+                    others = others if isinstance(others, list) else [others]
+                    settings["controller"] = [*others, thermostat]
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:
@@ -202,8 +211,10 @@ class AutoLR(Ensemble):
                     "the run trains with your guess: pass found=found"
                 )
         if self.replicas.is_writer:
-            steers = any(isinstance(one, WeightDecayController) for one in self._parts.settings.controllers)
-            for text in _unused(further, probe is not None, steers=steers, differ=self.replicas.differ):
+            kinds = {type(one) for one in self._parts.settings.controllers}
+            unused = probe is not None and Thermostat not in kinds
+            steers = WeightDecayController in kinds
+            for text in _unused(further, unused, steers=steers, differ=self.replicas.differ):
                 warn(text)
         if found is not None and self.replicas.is_writer:
             found.warn_of_other_length(total_steps)

@@ -80,6 +80,13 @@ class RoundRecord:
     """By how much the held-out loss rises for each e-fold by which decayed weights shrink."""
     slope_error: dict[str, float] = field(default_factory=dict)
     """Its standard error, by how far parts of the probe differ."""
+    averaging_gains: list[float | None] = field(default_factory=list)
+    """What averaging the weights of a round gained on the probe, at the learning rate of the peak. One entry
+    for each round of a thermostat since the previous record; None in its first rounds."""
+    time_gains: list[float | None] = field(default_factory=list)
+    """What an e-fold of steps gained, for each of these rounds."""
+    thermostat_factors: list[float] = field(default_factory=list)
+    """Factor of the thermostat on the learning rate, after each of these rounds."""
     base: dict[str, float] = field(default_factory=dict)
     """Base after the sync, for the first step of the next round."""
     base_trace: dict[str, list[float]] = field(default_factory=dict)
@@ -154,6 +161,8 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         found |= {f"{kind}/{name}": number for name, number in getattr(record, kind).items()}
     found["controller/temperature"] = record.temperature
     found["held_out/loss"] = record.held_out_loss
+    for name in ("averaging_gains", "time_gains", "thermostat_factors"):
+        found |= {f"thermostat/{name}": number for number in getattr(record, name)[-1:]}
     found["replicas/excluded"] = len(record.excluded)
     if record.num_nonfinite_losses:
         found["nonfinite/total"] = sum(record.num_nonfinite_losses)

@@ -45,6 +45,12 @@ def auto_lr(model, optimizer):
     return train(model, optimizer, hdet.AutoLR(optimizer, total_steps=20, model=model, sync_every=3))
 
 
+def thermostat(model, optimizer):
+    told = {"controller": hdet.Thermostat(), "probe": hdet.Probe([torch.randn(200, 3)], loss_of)}
+    auto = hdet.AutoLR(optimizer, total_steps=200, model=model, **told)
+    return train(model, optimizer, auto, 48)
+
+
 def one_cycle(model, optimizer):
     made = hdet.OneCycleAutoLR(
         optimizer, max_lr=0.1, total_steps=20, ensemble_lr_spread_ratio=0.1, model_sync_interval=2
@@ -97,6 +103,7 @@ MAKERS = [
     ensemble,
     closed,
     auto_lr,
+    thermostat,
     one_cycle,
     virtual,
     replay,

@@ -16,6 +16,7 @@ from hdet.ensemble.state import Schedule
 from hdet.ensemble.steering import ComparingSteering, GuardSteering, Steering
 from hdet.ensemble.sync import Converge, Describe, LossTable, Measure, Phase, Probe, Reassign, Steer
 from hdet.ensemble.tail import Tail
+from hdet.ensemble.thermostat_steering import ThermostatSteering
 from hdet.errors import WarnOnce
 from hdet.explore import ExploredValues, LearningRate
 from hdet.explore.values import hyperparameters_of
@@ -23,6 +24,7 @@ from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
+from hdet.method.thermostat import Thermostat
 from hdet.method.weight_decay import WeightDecayController
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
@@ -110,9 +112,11 @@ def build(
             refuse("optimizer", layers, OPTIMIZERS, "differ")
         warn = WarnOnce(is_silent=not replicas.is_writer)
         kinds = {Guard: GuardSteering, Controller: ComparingSteering, WeightDecayController: DecaySteering}
+        kinds |= {Thermostat: ThermostatSteering}
         steerings = [
             kinds[type(one)](replace(settings, controller=one), values, replicas, warn)
-            for one in settings.controllers
+            # The guard is before the thermostat, which keeps its factor where the guard goes back.
+            for one in sorted(settings.controllers, key=lambda one: isinstance(one, Thermostat))
         ]
         steering = steerings[0] if len(steerings) == 1 else Steering(settings, values, replicas, warn)
         if len(steerings) > 1:

@@ -250,6 +250,21 @@ class SeveralSteering(Steering):
                 part.sync(record)
                 self.has_gone_back = part.has_gone_back
 
+    def add_loss(self, loss: Any) -> None:
+        """Give it to each."""
+        for part in self.parts:
+            part.add_loss(loss)
+
+    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
+        """Tell each."""
+        for part in self.parts:
+            part.step_made(num_steps, record)
+
+    def before_save(self) -> None:
+        """Tell each."""
+        for part in self.parts:
+            part.before_save()
+
     def state_dict(self) -> dict[str, Any]:
         """Save what each remembers."""
         return {"controller": self.controller, "parts": {p.controller: p.state_dict() for p in self.parts}}

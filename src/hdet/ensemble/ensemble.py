@@ -48,8 +48,8 @@ class Ensemble(Closing):
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
         controller: moves the base at syncs, by comparing replicas (:class:`hdet.Controller`), only where a
-            run collapses (:class:`hdet.Guard`), or by held-out data (:class:`hdet.WeightDecayController`).
-            A list of several of these; None leaves the base to the schedule.
+            run collapses (:class:`hdet.Guard`), or by held-out data (:class:`hdet.WeightDecayController` and
+            :class:`hdet.Thermostat`). A list of several of these; None leaves the base to the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -117,8 +117,7 @@ class Ensemble(Closing):
         told = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         parts = build(**told)
         self._parts = parts
-        self.optimizer = parts.optimizer
-        self.replicas = parts.replicas
+        self.optimizer, self.replicas = parts.optimizer, parts.replicas
         self.seed = seed
         self.sync_every = sync_every
         self.total_steps = parts.settings.total_steps
@@ -126,8 +125,7 @@ class Ensemble(Closing):
         """Moves the shared values."""
         self.watch = parts.watch
         """Notices parameters that come or go."""
-        self._values = parts.values
-        self._tail = parts.tail
+        self._values, self._tail = parts.values, parts.tail
         self._tail_steps = range(0) if parts.tail is None else parts.tail.steps
         self._is_closed_form = getattr(parts.scheduler, "is_closed_form", False)
         self._peaks = parts.peaks
@@ -205,6 +203,7 @@ class Ensemble(Closing):
         self._require_open("observe()")
         if self._has_rounds:
             self.replicas.add_loss(loss)
+            self.steering.add_loss(loss)
 
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
         """Count one optimizer step; call it right after ``optimizer.step()``.
@@ -217,8 +216,8 @@ class Ensemble(Closing):
         under a gradient scaler).
         """
         self._require_open("step()")
-        if loss is not None and self._has_rounds:
-            self.replicas.add_loss(loss)
+        if loss is not None:
+            self.observe(loss)
         if not self._counter.takes_call() or skipped:
             return
         self.watch.require_same_groups()
@@ -236,6 +235,7 @@ class Ensemble(Closing):
             self._tail.step_made(self.num_steps)
         record = self._sync(ends_round=True, joins=is_end) if is_sync else None
         self._parts.converge.step_made(self.num_steps)
+        self.steering.step_made(self.num_steps, record)
         if is_end and self._tail is not None:
             num_averaged_steps = self._tail.finish(self.num_steps)
             if record is not None:
@@ -262,8 +262,7 @@ class Ensemble(Closing):
         return record
 
     def _notice(self, key: str) -> None:
-        text = NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps)
-        self._parts.warn(key, text)
+        self._parts.warn(key, NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps))
 
     def _step_schedule(self) -> None:
         # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
@@ -278,6 +277,7 @@ class Ensemble(Closing):
         """
         self._require_open("converge()")
         self._converge()
+        self.steering.before_save()
         if self._tail is not None:
             self._tail.hold_whole()
 

@@ -15,6 +15,7 @@ from hdet.method.controller import Controller
 from hdet.method.fan_out import DESIGNS
 from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.method.thermostat import Thermostat
 from hdet.method.weight_decay import WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
@@ -22,7 +23,7 @@ from hdet.replicas.probe import REMEDY
 from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
 from hdet.replicas.tensors import has_coupled_decay
 
-AnyController = Controller | Guard | WeightDecayController
+AnyController = Controller | Guard | Thermostat | WeightDecayController
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,11 @@ class Settings:
         kinds = [type(one) for one in self.controllers]
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"controller must name each kind once, got {list(self.controllers)}")
+        if {Controller, Thermostat} <= set(kinds):
+            raise ValueError(
+                "controller must not hold both an hdet.Controller and an hdet.Thermostat: both move the "
+                "learning rate. Leave one out"
+            )
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps)
         require_count("seed", self.seed, at_least=0)

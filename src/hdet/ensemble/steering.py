@@ -76,11 +76,20 @@ class Steering:
             num_steps: optimizer steps so far.
         """
 
+    def add_loss(self, loss: Any) -> None:
+        """Take the loss of a batch, for a controller with rounds of its own."""
+
+    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
+        """Called after every optimizer step, with the record where it was a sync. Collective."""
+
     def sync(self, record: RoundRecord) -> None:
         """Decide at a sync, after replicas were measured and averaged, and tell the record."""
 
     def weights_went_back(self) -> None:
         """Take note that another controller has put earlier weights back at this sync."""
+
+    def before_save(self) -> None:
+        """Gather what each replica holds a part of. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors on the CPU and numbers, the same on every replica after converging."""

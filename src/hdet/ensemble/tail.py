@@ -163,6 +163,11 @@ class Tail:
         mean = self._mean
         return mean is not None and not mean.is_whole and mean.num_taken > 0 and self._whole is None
 
+    @property
+    def num_taken(self) -> int:
+        """Count the steps that the mean is of."""
+        return 0 if self._mean is None else self._mean.num_taken
+
     def averaged(self) -> list[Tensor]:
         """Give the tensors that replicas average along with their parameters."""
         if self._mean is None or not self._mean.is_whole or not self._mean.num_taken:
@@ -171,9 +176,14 @@ class Tail:
         return self._mean.mean
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the mean so far, if there is one, in place of the weights. Collective where it is split."""
+    def in_place(self, *, is_only_scored: bool = False) -> Iterator[None]:
+        """Put the mean so far, if there is one, in place of the weights. Collective where it is split.
+
+        Args:
+            is_only_scored: by the probe, so that an optimizer need not refresh its own copies of the weights.
+        """
         mean = self._mean
+        written = (lambda: None) if is_only_scored else self._replicas.weights_written
         if mean is None or not mean.num_taken:
             yield
             return
@@ -181,13 +191,13 @@ class Tail:
         last = [w.detach().clone() for w in weights]
         try:
             mean.put(weights)
-            self._replicas.weights_written()
+            written()
             yield
         finally:
             with torch.no_grad():
                 for w, kept in zip(weights, last, strict=True):
                     w.copy_(kept)
-            self._replicas.weights_written()
+            written()
 
     def finish(self, num_steps: int) -> int:
         """Put the mean in place, and return the number of steps that it is of."""

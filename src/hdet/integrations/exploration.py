@@ -11,6 +11,7 @@ from hdet.checks import require_kind
 from hdet.explore import Hyperparameter, WeightDecay
 from hdet.explore.values import hyperparameters_of
 from hdet.method.controller import Controller
+from hdet.method.thermostat import Thermostat
 from hdet.replicas.probe import AnyProbe
 
 HeldOut = AnyProbe | Iterable[Any]
@@ -18,7 +19,7 @@ HeldOut = AnyProbe | Iterable[Any]
 
 
 def require_exploration(
-    explore: Sequence[Hyperparameter], probe: HeldOut | None, controller: Controller | None
+    explore: Sequence[Hyperparameter], probe: HeldOut | None, controller: Controller | Thermostat | None
 ) -> None:
     """Raise if these cannot go together.
 
@@ -30,5 +31,7 @@ def require_exploration(
     rule = "probe must be held-out batches, such as a DataLoader, an hdet.Probe, or None"
     require_kind(rule, probe, probe is None or is_data)
     hyperparameters = hyperparameters_of(explore, may_be_empty=True)
+    if probe is None and isinstance(controller, Thermostat):
+        raise ValueError("probe must be given for a Thermostat, got None: pass held-out batches")
     if probe is None and controller is None and any(isinstance(h, WeightDecay) for h in hyperparameters):
         raise ValueError("probe must be given to explore weight decay, got None: pass held-out batches")

@@ -19,6 +19,7 @@ from hdet.explore import Hyperparameter, LearningRate
 from hdet.integrations.exploration import HeldOut, require_exploration
 from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready, training_loss, unseen
 from hdet.method.controller import Controller
+from hdet.method.thermostat import Thermostat
 from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
@@ -54,7 +55,8 @@ class LearningRateSearch(_Callback):
         probe: held-out batches, such as a DataLoader. They are scored by the loss of ``training_step``, in
             evaluation mode, and nothing else sees it. An :class:`hdet.Probe` has a loss of its own. On
             several ranks give each its part of the data, or all of it to every rank.
-        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
+        controller: an :class:`hdet.Thermostat`, which needs a probe; or a :class:`hdet.Controller` that moves
+            what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
 
@@ -71,7 +73,7 @@ class LearningRateSearch(_Callback):
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
         probe: HeldOut | None = None,
-        controller: Controller | None = None,
+        controller: Controller | Thermostat | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
     ) -> None:

@@ -18,6 +18,7 @@ from hdet.explore import Hyperparameter, LearningRate
 from hdet.integrations.accelerate import undisturbed
 from hdet.integrations.exploration import HeldOut, require_exploration
 from hdet.method.controller import Controller
+from hdet.method.thermostat import Thermostat
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.probe import AnyProbe, Probe
@@ -55,7 +56,8 @@ class HdetCallback(TrainerCallback):
             the probe says.
         probe: held-out batches, such as ``trainer.get_eval_dataloader()``, which gives each rank its part.
             They are scored by ``loss``, in evaluation mode. An :class:`hdet.Probe` has a loss of its own.
-        controller: a :class:`hdet.Controller` that moves what is explored, instead of the guard.
+        controller: an :class:`hdet.Thermostat`, which needs a probe; or a :class:`hdet.Controller` that moves
+            what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         loss: ``loss(model, inputs)``, a scalar tensor, for a Trainer with a loss of its own; None for the
             loss that the model returns. If it then returns none, tell the guard:
@@ -70,7 +72,7 @@ class HdetCallback(TrainerCallback):
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
         probe: HeldOut | None = None,
-        controller: Controller | None = None,
+        controller: Controller | Thermostat | None = None,
         sync_every: int | None = None,
         loss: Loss | None = None,
         records: RecordSink | None = None,

@@ -125,6 +125,9 @@ def require_scorable(probe: Probe, model: nn.Module) -> None:
 @contextmanager
 def scaled(parameters: Sequence[Tensor]) -> Iterator[Callable[[float], None]]:
     """Yield what multiplies the parameters by a number. They are put back, bit for bit, after the block."""
+    if not parameters:  # torch has no operations on nothing
+        yield lambda _: None
+        return
     kept = [parameter.detach().clone() for parameter in parameters]
     held = [parameter.detach() for parameter in parameters]
 

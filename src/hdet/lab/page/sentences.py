@@ -107,6 +107,8 @@ def sentence(run: Run) -> str:
         verdict = _list([one.verdict for one in said if one.is_clear]) or unclear
         parts += [f"What the replicas said: {verdict}."] if said else []
         parts.append(_moved(run))
+        factors = [factor for record in run.records for factor in record.thermostat_factors]
+        parts += [f"The thermostat multiplied the learning rate by {figure(x)}." for x in factors[-1:]]
         parts += [looks_sentence(one) for one in what_held_out_data_said(run.records)]
         num_steps = count(run.records[-1].num_averaged_steps, "step")
         is_mean = bool(run.records[-1].num_averaged_steps)

@@ -12,13 +12,14 @@ from hdet.lab.page.read_runs import Run
 from hdet.lab.page.sentences import looks_sentence
 from hdet.lab.page.what_held_out_data_said import Looks, what_held_out_data_said
 from hdet.lab.page.what_replicas_said import explored, what_replicas_said
+from hdet.method.thermostat import Thermostat
 from hdet.round_record import is_learning_rate
 
 _MAX_MARKS = 200
 
 
 def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
-    """The learning rate over the run: its base, the values of the replicas around it, and the plan."""
+    """The learning rate over the run: its base, the values of the replicas around it, the plan, and why."""
     names = numbers.learning_rates(run)
     traces = _values(run, names, "learning rate", max_points)
     if not traces:
@@ -44,6 +45,28 @@ def rate_charts(run: Run, max_points: int) -> Iterable[Chart]:
     is_log = bool(peaks) and max(peaks) > 10 * min(peaks)
     style = {"hover": "x unified", "max_decades": 3, "layout": {"yaxis": {"rangemode": "tozero"}}}
     yield Chart("Learning rate over the run", caption, traces, "learning rate", is_log=is_log, **style)
+    yield from _averaging_charts(run)
+
+
+def _averaging_charts(run: Run) -> Iterable[Chart]:
+    """Draw what a thermostat has judged the learning rate by."""
+    seen = [
+        (record.step, gain, Thermostat.target * max(0.0, progress))
+        for record in run.records
+        for gain, progress in zip(record.averaging_gains, record.time_gains, strict=False)
+        if gain is not None and progress is not None
+    ]
+    if seen:
+        caption = (
+            "At the end of each round the thermostat scored the last weights and the mean of the round's "
+            "weights on held-out data. Where averaging gained more than the dotted line, the learning rate "
+            f"was too high. Where it gained less, it was too low. The line is {Thermostat.target:g} of what "
+            "an e-fold of steps gained."
+        )
+        steps, gains, right = map(list, zip(*seen, strict=True))
+        traces = [line(steps, gains, "averaging gained", "--accent", mode="lines+markers")]
+        traces.append(line(steps, right, "right", ("--strong", "dot")))
+        yield Chart("What averaging gains", caption, traces, "fall of the held-out loss", hover="x unified")
 
 
 def value_charts(run: Run, max_points: int) -> Iterable[Chart]:

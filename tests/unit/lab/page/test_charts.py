@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+import hdet
 from hdet.lab.page import Evaluation, Run, read_run
 from hdet.lab.page.chart import Chart, Pool, line, thin
 from hdet.lab.page.loss_charts import loss_charts, metric_charts, search_charts
 from hdet.lab.page.replica_charts import controller_charts, health_charts, said_charts, said_over_run_charts
 from hdet.lab.page.run_comparison import comparison_charts, comparison_metric_charts, comparison_table
 from hdet.lab.page.run_numbers import base_series, fan_limits, plan_series
+from hdet.lab.page.sentences import sentence
 from hdet.lab.page.value_charts import rate_charts, value_charts
 from hdet.records import RoundRecord
 from tests.helpers.runs import real_records, write_run
@@ -380,3 +382,18 @@ def test_the_best_run_is_marked_if_losses_can_be_compared() -> None:
     assert [row[column].is_best for row in rows] == [False, True, False, False]
     _, rows, _ = comparison_table([*runs, run(result={"final_loss": 0.1}, config={"task": "digits"})])
     assert not any(cell.is_best for row in rows for cell in row)
+
+
+def test_what_averaging_gains_is_drawn_beside_what_is_right() -> None:
+    gains: dict[str, Any] = {"averaging_gains": [None, 0.1], "time_gains": [None, 0.5]}
+    told: dict[str, Any] = {"num_steps": 10, "base": {"lr": 0.1}, "base_trace": {"lr": [0.1]}}
+    one = run(
+        record(10, **told, **gains),
+        record(20, **told, averaging_gains=[0.2], time_gains=[-1.0], thermostat_factors=[0.5]),
+    )
+    assert sentence(one).endswith("The thermostat multiplied the learning rate by 0.5.")
+    _, chart = rate_charts(one, 2000)
+    averaging, right = chart.traces
+    assert chart.title == "What averaging gains"
+    assert (averaging["x"], averaging["y"]) == ([10, 20], [0.1, 0.2])
+    assert right["y"] == [pytest.approx(0.5 * hdet.Thermostat().target), 0.0]

@@ -1,0 +1,297 @@
+"""Steering of the learning rate by what averaging the weights of a round gains, against what time gains."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hdet.checks import shown
+from hdet.ensemble.state import check_counts, check_keys, check_numbers, check_tensors, check_weights
+from hdet.ensemble.steering import Steering
+from hdet.ensemble.tail import Tail
+from hdet.errors import NoEffectWarning
+from hdet.method.controller import ControllerState
+from hdet.method.thermostat import (
+    FIRST,
+    GUESS,
+    LAST,
+    LEAST_STEPS,
+    NUM_ROUNDS,
+    Round,
+    Thermostat,
+    ThermostatState,
+    has_jumped,
+    round_ends,
+    steered,
+)
+from hdet.records import RoundRecord
+from hdet.replicas.losses import LossMeter, LossSum
+from hdet.replicas.optimizers import peak_rate
+from hdet.replicas.probe import Probe, require_scorable
+
+_log = logging.getLogger(__name__)
+
+_STATE = ("is_on", "num_rounds", "num_told", "rounds", "factors", "losses", "lrs", "priors")
+"""A state holds at least these."""
+_WIDTH = len(Round._fields) + 3
+"""Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
+
+
+class ThermostatSteering(Steering):
+    """The thermostat at work. It has rounds of its own, a fortieth of the run each, until the last.
+
+    The mean of a round's weights is a :class:`Tail` of its own, which begins again in every round.
+    """
+
+    controller = "thermostat"
+
+    def __post_init__(self) -> None:
+        told, total_steps = self.settings.controller, self.settings.total_steps
+        assert isinstance(told, Thermostat)
+        self._require_work()
+        assert total_steps is not None
+        self._told = replace(told, priors=told.priors or GUESS)
+        self._ends = round_ends(total_steps)[: LAST + 1]
+        self._slot, self._peak = max(
+            (
+                (slot, peak_rate(self.values.optimizer.param_groups[slot.group_index]))
+                for tunable in self.values.learning_rates
+                for slot in tunable.slots
+            ),
+            key=lambda pair: pair[1],
+        )
+        self._is_long = total_steps >= LEAST_STEPS * NUM_ROUNDS
+        if not self._is_long:
+            self.warn(
+                "too short for a thermostat",
+                f"the thermostat does nothing, because total_steps={total_steps} leaves rounds of fewer than "
+                f"{LEAST_STEPS} steps: train for {LEAST_STEPS * NUM_ROUNDS} steps or more, or leave it out",
+                NoEffectWarning,
+            )
+        self._meter = LossMeter()
+        self._mean: Tail | None = None
+
+    def _require_work(self) -> None:
+        """Raise if the thermostat could not do its work here."""
+        settings, probe = self.settings, getattr(self.replicas, "probe", None)
+        if settings.total_steps is None:
+            raise ValueError(
+                "total_steps must be given for a Thermostat, got None: it needs the length of the run"
+            )
+        if self.replicas.has_rows or settings.is_local or self.values.explores:
+            what = "several in one process" if self.replicas.has_rows else "their own gradients or values"
+            raise ValueError(
+                f"replicas must be equal for a Thermostat, got {what}: use hdet.AutoLR with spread=0, or "
+                "leave the Thermostat out"
+            )
+        if not self.values.learning_rates:
+            raise ValueError(
+                "explore must hold an hdet.LearningRate for a Thermostat to move, got none: add "
+                "hdet.LearningRate(spread=0)"
+            )
+        if not isinstance(probe, Probe):
+            raise ValueError(
+                f"probe must be an hdet.Probe for a Thermostat, got {shown(probe)}: it tells what averaging "
+                "gains. Pass probe=hdet.Probe(batches, loss)"
+            )
+
+    def try_out(self) -> None:
+        """Score the first part of the probe."""
+        probe, model = getattr(self.replicas, "probe", None), getattr(self.replicas, "model", None)
+        if isinstance(probe, Probe) and model is not None and self._is_long:
+            require_scorable(probe, model)
+
+    # --- rounds --------------------------------------------------------------------------------------
+
+    def begin(self, num_steps: int) -> None:
+        """Begin a run. What others have trained before is not known, so that it does nothing then."""
+        self._state, self._brake = ThermostatState(), 0.0
+        self._judged: list[tuple[float, float, float]] = []  # of each round, what averaging and time gained
+        self._num_told = 0
+        self._begin_mean(is_on=self._is_long and num_steps == 0)
+
+    def _begin_mean(self, *, is_on: bool) -> None:
+        self._mean = None  # give its memory back first
+        self._begin_round()
+        if is_on:
+            self._mean = Tail(self.replicas, range(1, self._ends[-1] + 1))
+            self._mean.begin(is_checked=True)
+
+    def _begin_round(self) -> None:
+        self._first = math.nan  # the planned learning rate of its first step
+        self._losses = LossSum()
+        self._meter.take()
+        if self._mean is not None:
+            self._mean.forget()
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """Take the loss of a batch."""
+        if self._mean is not None:
+            self._meter.add(loss)
+
+    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
+        """Take the weights, and end a round if it is time."""
+        if self._mean is not None:
+            self._mean.step_made(num_steps)
+            if math.isnan(self._first):
+                self._first = self._slot.scheduled
+            if num_steps >= self._ends[len(self._state.rounds) + 1]:
+                self._end_round(self._mean, num_steps)
+        if record is not None:
+            untold, self._num_told = self._judged[self._num_told :], len(self._judged)
+            record.averaging_gains = [_known(gain) for gain, _, _ in untold]
+            record.time_gains = [_known(progress) for _, progress, _ in untold]
+            record.thermostat_factors = [factor for _, _, factor in untold]
+
+    def _end_round(self, mean: Tail, num_steps: int) -> None:
+        end, averaged = self._score(), math.nan
+        if mean.num_taken:
+            with mean.in_place(is_only_scored=True):
+                averaged = self._score()
+        total, num_losses = self._summed()[:2]
+        rows = self.replicas.gathered([end, averaged, total, num_losses])
+        end, averaged, total, num_losses = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+        if not num_losses:
+            self.warn(
+                "no loss for the thermostat",
+                "no loss was given to step(), so the thermostat cannot move the learning rate: call "
+                "step(loss), or observe(loss) for each micro-batch",
+            )
+        factor = math.exp(self._state.log_factor)
+        seen = Round(
+            step=num_steps,
+            middle=num_steps - (mean.num_taken - 1) / 2,
+            # A warm-up is linear, so that the mean of its ends is that of the round.
+            lr=(self._first + self._slot.scheduled) / 2 * factor / self._peak,
+            end=end,
+            mean=averaged,
+            train=total / num_losses if num_losses else math.nan,
+        )
+        self._state = steered(self._state, seen, self._told)
+        reading, new = self._state.reading, math.exp(self._state.log_factor)
+        self._judged.append((reading.gain, reading.progress, new))
+        self._begin_round()
+        if len(self._state.rounds) == LAST:
+            self._mean = None
+        if new != factor:
+            self._correct()
+        if self.replicas.is_writer and len(self._state.rounds) >= FIRST:
+            _log.info(
+                "step %d: averaging gains %.3g ± %.2g, an e-fold of steps %.3g ± %.2g; learning rate x%.3g",
+                num_steps,
+                *(reading.gain, reading.gain_error, reading.progress, reading.progress_error, new),
+            )
+
+    def _score(self) -> float:
+        (losses,) = self.replicas.losses_at((), (1.0,))
+        return sum(losses) / len(losses)
+
+    def _summed(self) -> LossSum:
+        self._losses = self._losses.plus(self._meter.take())
+        return self._losses
+
+    def _correct(self) -> None:
+        for tunable in self.values.learning_rates:
+            tunable.correct(ControllerState(self._brake + self._state.log_factor))
+        self.values.refresh()
+
+    def sync(self, record: RoundRecord) -> None:
+        """Begin the mean again where a replica was spoilt: it may have taken bad weights."""
+        if record.excluded and self._mean is not None:
+            self._mean.forget()
+
+    def weights_went_back(self) -> None:
+        """Keep the factor beside the guard's, and leave the rest of the run to the guard."""
+        control = self.values.learning_rates[0].control
+        self._brake = 0.0 if control is None else control.base
+        self._correct()
+        self._begin_mean(is_on=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell where the learning rate went, and why."""
+        count = len(self._state.rounds)
+        gain, progress, _ = self._judged[-1] if self._judged else (math.nan, math.nan, 1.0)
+        why = "off" if self._mean is None and count < LAST else "no round judged yet"
+        if not math.isnan(gain):
+            right = self._told.target * max(0.0, progress)
+            why = f"averaging a round's weights gained {gain:.3g} where {right:.3g} is right"
+            rounds = self._state.rounds
+            num_jumps = sum(has_jumped(rounds[:k]) for k in range(FIRST, count + 1))
+            why += f", the training loss jumped in {num_jumps}" if num_jumps else ""
+        return [f"thermostat: x{math.exp(self._state.log_factor):.3g} after {count} of {LAST} rounds, {why}"]
+
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    def before_save(self) -> None:
+        """Gather the mean, and share the losses of this round evenly. Collective."""
+        if self._mean is not None:
+            self._mean.hold_whole()
+            rows = self.replicas.gathered(self._summed())
+            self._losses = LossSum(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save what it knows. A replica that is sharded averages anew from here to the end of the round."""
+        state = self._state
+        mean = None if self._mean is None or self.replicas.is_sharded else self._mean.state_dict()
+        rounds = torch.zeros(LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
+        for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
+            row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
+        return {
+            "controller": self.controller,
+            "is_on": int(self._mean is not None),
+            "num_rounds": len(state.rounds),
+            "num_told": self._num_told,
+            "rounds": rounds,
+            "factors": [state.log_factor, state.highest, self._brake],
+            "losses": [*self._summed()],
+            "lrs": [self._first, self._peak],
+            "priors": [list(prior) for prior in self._told.priors or ()],
+            # A distributed checkpoint could not be loaded into an entry more.
+            **({} if mean is None else {"mean": mean}),
+        }
+
+    def check_state(self, state: Any) -> None:
+        """See :class:`Steering`."""
+        super().check_state(state)
+        if state["controller"] == self.controller:
+            name = "state_dict steering"
+            check_keys(name, state, _STATE)
+            check_counts(name, state, ("is_on", "num_rounds", "num_told"))
+            check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
+            check_numbers(f"{name} factors", state["factors"], 3)
+            check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
+            check_numbers(f"{name} lrs", state["lrs"], 2, is_finite=False)
+            for prior in state["priors"]:
+                check_numbers(f"{name} priors", prior, 3)
+            if (mean := state.get("mean")) is not None:
+                check_keys(f"{name} mean", mean, ("mean", "num_taken", "first_step"))
+                check_counts(f"{name} mean", mean, ("num_taken", "first_step"))
+                check_weights(f"{name} mean", mean["mean"], self.replicas)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint. In a run of another length nothing moves any more."""
+        if state["controller"] != self.controller:
+            return
+        rows = state["rounds"][: state["num_rounds"]].tolist()
+        rounds = tuple(Round(int(step), *rest[:5]) for step, *rest in rows)
+        fits = len(rounds) < LAST and (rounds[-1].step if rounds else 0) == self._ends[len(rounds)]
+        self._begin_mean(is_on=bool(state["is_on"]) and fits and self._is_long)
+        log_factor, highest, self._brake = state["factors"]
+        self._state = ThermostatState(log_factor, highest, rounds)
+        self._judged = [(gain, progress, factor) for *_, gain, progress, factor in rows]
+        self._num_told = state["num_told"]
+        self._losses = LossSum(*state["losses"])
+        self._first, self._peak = state["lrs"]
+        self._told = replace(self._told, priors=tuple((w, m, d) for w, m, d in state["priors"]))
+        if self._mean is not None:
+            self._mean.load_state_dict(state.get("mean"))
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,172 @@
+"""The thermostat beside the guard and the weight decay, and where it cannot work."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.ensemble.thermostat_steering import ThermostatSteering
+from hdet.method.thermostat import FOUND, GUESS, LAST, Round, ThermostatState
+from tests.helpers.models import Net, batch
+
+HELD_OUT = [batch(k, 0, seed=5) for k in range(32)]
+
+
+def loss_of(model: nn.Module, data: Any) -> torch.Tensor:
+    return (model(data[0]) - data[1]).square().mean()
+
+
+def auto_of(lr: float = 0.01, model: nn.Module | None = None, **told: Any) -> hdet.AutoLR:
+    model = Net() if model is None else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    settings = {"controller": hdet.Thermostat(), "probe": hdet.Probe(HELD_OUT, loss_of), "total_steps": 400}
+    return hdet.AutoLR(optimizer, model=model, **settings | told)
+
+
+def train(auto: hdet.AutoLR, end: int = 400, *, loss: Any = None) -> None:
+    model = auto.replicas.model
+    while auto.num_steps < end:
+        both = zip(*(batch(r, auto.num_steps) for r in range(2)), strict=True)
+        seen = loss_of(model, tuple(map(torch.cat, both)))
+        auto.optimizer.zero_grad()
+        seen.backward()
+        auto.optimizer.step()
+        auto.step(seen if loss is None else loss(auto.num_steps))
+
+
+def part_of(auto: hdet.AutoLR) -> ThermostatSteering:
+    parts = getattr(auto.steering, "parts", [auto.steering])
+    return next(part for part in parts if isinstance(part, ThermostatSteering))
+
+
+def always(step: float):
+    def steered(state: ThermostatState, seen: Round, told: hdet.Thermostat) -> ThermostatState:
+        return state._replace(rounds=(*state.rounds, seen), log_factor=state.log_factor + step)
+
+    return steered
+
+
+@pytest.mark.parametrize("probe", [None, lambda: 1.0])
+def test_a_probe_is_needed(probe):
+    with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe for a Thermostat.* Pass probe=hdet"):
+        auto_of(probe=probe)
+
+
+def test_replicas_must_be_equal():
+    with pytest.raises(ValueError, match=r"replicas must be equal for a Thermostat, got .* values"):
+        auto_of(spread=0.1)
+    with pytest.raises(ValueError, match=r"replicas must be equal for a Thermostat, got .* one process"):
+        hdet.VirtualEnsemble(
+            net := Net(),
+            torch.optim.AdamW(net.parameters()),
+            loss_of,
+            num_replicas=2,
+            explore=[hdet.LearningRate(0.0)],
+            total_steps=400,
+            controller=hdet.Thermostat(),
+        )
+    with pytest.raises(ValueError, match="both move the learning rate"):
+        hdet.Ensemble(
+            torch.optim.AdamW(Net().parameters()), controller=[hdet.Controller(start=10), hdet.Thermostat()]
+        )
+
+
+def test_a_run_that_is_too_short_is_told_and_not_moved():
+    with pytest.warns(hdet.NoEffectWarning, match=r"total_steps=199 leaves rounds of fewer than 5 steps"):
+        auto = auto_of(total_steps=199)
+    train(auto, 199)
+    assert auto.found_lr == {"lr": 0.01} and part_of(auto)._mean is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        auto_of(total_steps=200)
+
+
+@pytest.mark.filterwarnings("ignore:no loss was given")
+def test_a_run_without_losses_is_told_and_not_moved():
+    auto = auto_of(1e-4)
+    with pytest.warns(hdet.HdetWarning, match=r"no loss was given to step\(\), so the thermostat"):
+        for _ in range(150):
+            auto.optimizer.step()
+            auto.step()
+    assert auto.found_lr == {"lr": 1e-4}
+
+
+def test_the_prior_is_that_of_the_answer_and_stays_after_a_resume():
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    batches = [batch(0, k) for k in range(40)]
+    found = hdet.find_lr(net, optimizer, batches, loss_of, total_steps=400)
+    auto = auto_of(model=net, found=found)
+    again = auto_of()
+    assert part_of(auto)._told.priors == FOUND and part_of(again)._told.priors == GUESS
+    train(auto, 60)
+    again.load_state_dict(auto.state_dict())
+    assert part_of(again)._told.priors == FOUND
+    own = ((1.0, 0.0, 1.0),)
+    assert part_of(auto_of(controller=hdet.Thermostat(priors=own)))._told.priors == own
+
+
+def test_the_guard_divides_what_the_thermostat_has_come_to(monkeypatch, caplog):
+    monkeypatch.setattr("hdet.ensemble.thermostat_steering.steered", always(0.1))
+    auto = auto_of()
+    train(auto, 75, loss=lambda step: 4.0 - 0.04 * step)
+    assert auto.found_lr["lr"] == pytest.approx(0.01 * math.exp(0.7))
+    train(auto, 90, loss=lambda _: 9.0)
+    assert "the learning rate is divided by 3" in caplog.text
+    factor = math.exp(0.1 * len(part_of(auto)._state.rounds))
+    assert auto.found_lr["lr"] == pytest.approx(0.01 * factor / 3) and 2.0 <= factor < 3.0
+    assert part_of(auto)._mean is None
+    assert auto.summary().endswith("rounds, off") and f"thermostat: x{factor:.3g}" in auto.summary()
+    state = auto.state_dict()
+    again = auto_of()
+    again.load_state_dict(state)
+    assert again.found_lr == auto.found_lr and part_of(again)._mean is None
+
+
+def test_it_works_beside_the_weight_decay():
+    records = hdet.Records()
+    auto = auto_of(1e-4, explore=[hdet.WeightDecay()], records=records)
+    kinds = [part.controller for part in auto.steering.parts]
+    assert kinds == ["guard", "weight_decay", "thermostat"]
+    train(auto)
+    assert auto.found_lr["lr"] > 1.5e-4 and any(record.slope for record in records)
+    assert sum(len(record.thermostat_factors) for record in records) == LAST
+    last = [record for record in records if record.thermostat_factors][-1]
+    assert last.correction["lr"] == pytest.approx(last.thermostat_factors[-1])
+
+
+def test_a_run_of_another_kind_or_length_goes_on_without_it():
+    plain = auto_of(controller=None, probe=None)
+    train(plain, 60)
+    auto = auto_of()
+    auto.load_state_dict(plain.state_dict())
+    assert part_of(auto)._mean is None
+    train(auto, 150)
+    assert auto.found_lr == {"lr": 0.01}
+    long, short = auto_of(total_steps=800), auto_of()
+    train(short, 60)
+    long.load_state_dict(short.state_dict())
+    assert part_of(long)._mean is None
+
+
+def test_a_broken_state_is_refused():
+    auto = auto_of()
+    train(auto, 25)
+    state = auto.state_dict()
+    state["steering"]["parts"]["thermostat"]["rounds"] = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match="rounds must have shape"):
+        auto_of().load_state_dict(state)
+
+
+def test_it_is_off_by_default():
+    records = hdet.Records()
+    auto = auto_of(controller=None, probe=None, records=records)
+    train(auto, 150)
+    assert auto.steering.controller == "guard"
+    assert not any(r.averaging_gains or r.time_gains or r.thermostat_factors for r in records)
