@@ -66,6 +66,7 @@ class Case:
         if self.is_random:
             problem = _random(self.name)
             optimizer, norm, epochs = problem.optimizer, problem.norm, problem.epochs
+            kind = f"random: {problem.kind}"
         else:
             task = problem_of(self.name)
             model = task.build_model(0)
@@ -80,9 +81,11 @@ class Case:
             )
             seen = steps * task.num_replicas * task.batch_size
             epochs = 0 if task.num_examples is None else seen / task.num_examples
+            kind = "the zoo"
         repeats = "new data" if epochs < 1.5 else "2 to 9 epochs" if epochs < 10 else "10 epochs or more"
         names = {"MuonAndAdamW": "Muon"}
         return {
+            "kind": kind,
             "optimizer": names.get(optimizer, optimizer),
             "data": repeats,
             "norm": f"norm: {norm}",
@@ -152,13 +155,19 @@ def _by_factor(found: Sequence[Case]) -> str:
         table_line(["E / P at", "problems", *(f"x{f:g}" for f in FACTORS)]),
         table_line(["---", *["---:"] * 6]),
     ]
-    for label, is_random in (("the zoo", False), ("random problems", True)):
+    for label, is_random, window in (
+        ("the zoo", False, WINDOW),
+        ("the zoo, rounds 6 to 12", False, (6, 12)),
+        ("the zoo, rounds 4 to 8", False, (4, 8)),
+        ("random problems", True, WINDOW),
+        ("random problems, rounds 4 to 8", True, (4, 8)),
+    ):
         group = [case for case in found if case.is_random == is_random]
         cells = []
         for factor in FACTORS:
             values = []
             for case in group:
-                known = {x: r for x, r in case.ratios().items() if r is not None}
+                known = {x: r for x, r in case.ratios(window).items() if r is not None}
                 if known:
                     values.append(interpolated(known, case.best + math.log(factor)))
             low, middle, high = (_ratio(value) for value in _quartiles(values))
@@ -190,10 +199,9 @@ def _by_kind(found: Sequence[Case]) -> str:
     lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
     groups: list[tuple[str, Callable[[Case], bool]]] = [
         ("all", lambda case: True),
-        ("the zoo", lambda case: not case.is_random),
         ("random problems", lambda case: case.is_random),
     ]
-    for key in ("optimizer", "data", "norm", "rounds", "E", "P"):
+    for key in ("kind", "optimizer", "data", "norm", "rounds", "E", "P"):
         groups += [
             (value, lambda case, key=key, value=value: (case.facts | case.signs)[key] == value)
             for value in sorted({(case.facts | case.signs)[key] for case in found})
