@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from research.compare.ledger import Record
 from research.markdown import table_line
-from research.thermostat.experiment import STARTS, ZOO, loss_of
+from research.thermostat.experiment import STARTS, loss_of
 from research.thermostat.problems import GRID
 from research.zoo.summary import NEAR
 
@@ -62,8 +62,8 @@ Case = tuple[str, float, list[float], list[float]]
 
 def _cases(records: Sequence[Record], plain: str, steered: str, starts: Sequence[float]) -> list[Case]:
     cases = []
-    problems = [r["problem"] for r in records if r["method"] == steered and r["problem"] in ZOO]
-    for problem in dict.fromkeys(problems):
+    problems = [r["problem"] for r in records if r["method"] == steered]
+    for problem in dict.fromkeys(name for name in problems if not name.startswith("random ")):
         for start in starts:
             before, after = (over_best(records, problem, method, start) for method in (plain, steered))
             seeds = sorted(before.keys() & after.keys())
@@ -99,7 +99,9 @@ def _cell(records: Sequence[Record], case: Case, steered: str) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
-    return "failed" if not math.isfinite(mean) else f"{mean:.3f}" if mean < 10 else f"{mean:.1f}"
+    if not mean < _LOST:
+        return "failed"
+    return f"{mean:.3f}" if mean < 10 else f"{mean:.1f}"
 
 
 def _summary(cases: Sequence[Case]) -> str:
