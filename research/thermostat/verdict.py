@@ -14,6 +14,8 @@ from research.zoo.summary import NEAR
 
 __all__ = ["loop_tables", "over_best"]
 
+_LOST = 1000.0
+"""Loss over the best from which on the number says nothing."""
 _ERRORS = 2.0
 """Standard errors by which a case must be above plain training to count as harm."""
 
@@ -100,7 +102,7 @@ def _cell(records: Sequence[Record], case: Case, steered: str) -> str:
 def _mean(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
     if not mean < _LOST:
-        return "failed"
+        return "failed" if not math.isfinite(mean) else f"> {_LOST:g}"
     return f"{mean:.3f}" if mean < 10 else f"{mean:.1f}"
 
 
