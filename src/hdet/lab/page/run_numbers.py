@@ -60,8 +60,8 @@ def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
     if all(abs(c - 1) < 1e-9 for c in corrections):
         return [], []
     points: list[tuple[int, float]] = []
-    if run.config.get("controller") == "paper":
-        # It holds the base between syncs: where the plan went meanwhile is known at the syncs only.
+    if run.config.get("controller") == "paper" or any(record.thermostat_factors for record in run.records):
+        # The first holds the base between syncs, the thermostat moves it there: the plan is known at syncs.
         for record, correction in zip(run.records, corrections, strict=True):
             points += _trace(record, name) if record is run.records[0] else []
             if name in record.base and math.isfinite(correction) and correction > 0:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -89,6 +90,10 @@ def test_the_plan_is_the_base_without_the_correction() -> None:
     held = run(first, second, config={"controller": "paper"})
     assert plan_series(held, "lr") == ([1, 2, 2, 4], [1.0, 2.0, 3.0, 4.5])
     assert plan_series(run(record(base={"lr": 3.0}, correction={"lr": 1.0})), "lr") == ([], [])
+    moved = [
+        dataclasses.replace(one, thermostat_factors=[1.5]) for one in (first, second)
+    ]  # somewhere within a round
+    assert plan_series(run(*moved), "lr") == ([1, 2, 2, 4], [1.0, 2.0, 3.0, 4.5])
 
 
 def test_the_plan_of_a_run_that_the_guard_lowered_has_the_peak_that_was_found(tmp_path: Path) -> None:
