@@ -55,6 +55,10 @@ def loop_tables(records: Sequence[Record]) -> str:
         for method in methods
     ]
     parts += [_random_loop(records, method) for method in methods]
+    later = [r for r in records if r["seed"]]  # constants were chosen on the first
+    for steered, plain, starts in (("thermostat", "plain", STARTS), ("found, thermostat", "found", NEAR)):
+        if cases := _cases(later, plain, steered, starts):
+            parts.append(f"**{steered}, without seed 0**\n\n{_summary(cases)}")
     return "\n\n".join(part for part in parts if part)
 
 
