@@ -67,7 +67,10 @@ def assert_same(module: nn.Module, other: nn.Module) -> None:
     [(6, 1, None), (12, 3, 0.5)],
     ids=["plain", "accumulated and clipped"],
 )
-def test_a_run_has_the_numbers_of_a_plain_loop(num_epochs, num_micro_batches, clip_norm):
+def test_a_run_has_the_numbers_of_a_plain_loop(num_epochs, num_micro_batches, clip_norm, monkeypatch):
+    # Trials of a LightningModule are made one after the other. Those of the plain model in one pass would
+    # differ by rounding.
+    monkeypatch.setattr("hdet.search.trial_rows._MOST_ELEMENTS", 0)
     module, search = Net(), LearningRateSearch()
     trainer = trainer_of(
         search,
@@ -77,11 +80,8 @@ def test_a_run_has_the_numbers_of_a_plain_loop(num_epochs, num_micro_batches, cl
     )
     trainer.fit(module, loader())
     found, model = plain_loop(num_epochs, num_micro_batches=num_micro_batches, clip_norm=clip_norm)
-    # Trials of a LightningModule are made one after the other, those of a plain model in one pass.
-    assert search.found is not None and found.lr[0] > 2e-4
-    assert search.found.lr == pytest.approx(found.lr, rel=1e-5)
-    for mine, its in zip(module.net.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    assert search.found == found and found.lr[0] > 2e-4
+    assert_same(module.net, model)
     assert search.auto is not None and search.auto.num_steps == trainer.global_step
     assert trainer.logged_metrics["lr"] == pytest.approx(0.15 * found.lr[0], rel=0.1)
 
