@@ -62,6 +62,7 @@ CASES = {
     "movies_factorization": Case(10_000, -3, 2),
     "flights_tables": Case(10_000, -17, 8),
     "charlm_400k": Case(3000, -15, 1, charlm=(104, 3)),
+    "charlm_2m": Case(3000, -21, 1, charlm=(208, 4)),
 }
 
 
