@@ -7,12 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet import LearningRate, VirtualEnsemble
+from hdet import LearningRate, Probe, Thermostat, VirtualEnsemble
 from hdet.auto import AutoLR
 from hdet.errors import NotFiniteError
 from hdet.lab.train.folder import RunFolder
@@ -25,6 +28,9 @@ from research.peers.base import Diverged, Job, Method, Trained, descend
 from research.zoo.problem import Problem
 
 __all__ = ["METHODS", "nes_step"]
+
+_NUM_PROBED = 4
+"""Training batches that a thermostat is judged on."""
 
 
 def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
@@ -40,7 +46,7 @@ def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
     return Trained(metrics, result.found_lr)
 
 
-def _find(job: Job, *, is_on_top: bool) -> Trained:
+def _find(job: Job, *, is_on_top: bool, is_steered: bool = False) -> Trained:
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
     found = find_lr(
@@ -52,12 +58,24 @@ def _find(job: Job, *, is_on_top: bool) -> Trained:
         clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
     )
     steps = job.steps if is_on_top else job.steps - found.num_steps
-    auto = AutoLR(optimizer, total_steps=steps, model=model, found=found)
+    told = {"controller": Thermostat(), "probe": _probe(job)} if is_steered else {}
+    auto = AutoLR(optimizer, total_steps=steps, model=model, found=found, **told)
     try:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
-    return Trained(evaluate(job.task, model), found.lr[0], found.num_steps)
+    found_lr = next(iter(auto.found_lr.values())) if is_steered else found.lr[0]
+    return Trained(evaluate(job.task, model), found_lr, found.num_steps)
+
+
+def _probe(job: Job) -> Probe:
+    """Take the first training batches, as the search does: other methods have no held-out data either."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.enable_grad():  # a differential equation's residual needs it
+            return job.task.loss(model, batch)
+
+    return Probe(islice(job.batches(), _NUM_PROBED), loss)
 
 
 def nes_step(log_lr: float, losses: Sequence[float], multipliers: Sequence[float]) -> float:
@@ -147,6 +165,20 @@ METHODS = (
         description="hdet.find_lr, then hdet.AutoLR with what it found: 40 % warmup, and the tail",
         run=partial(_find, is_on_top=False),
         least_steps=LEAST_STEPS,
+    ),
+    Method(
+        name="hdet_steered",
+        description="hdet_find, with the thermostat, whose probe are the first training batches",
+        run=partial(_find, is_on_top=False, is_steered=True),
+        least_steps=LEAST_STEPS,
+        is_default=False,
+    ),
+    Method(
+        name="hdet_steered_on_top",
+        description="hdet_steered, but the run after the search has all steps of the budget",
+        run=partial(_find, is_on_top=True, is_steered=True),
+        least_steps=LEAST_STEPS,
+        is_default=False,
     ),
     Method(
         name="hdet_find_on_top",

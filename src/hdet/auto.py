@@ -79,6 +79,14 @@ def steering_decay(settings: dict[str, Any], optimizer: Optimizer) -> dict[str, 
     return {"explore": explore, "controller": [other, WeightDecayController()]}
 
 
+def add_thermostat(settings: dict[str, Any], thermostat: Thermostat, found: FoundLR | None) -> None:
+    """Let a thermostat steer beside what the settings have. An answer of a search is its prior."""
+    if found is not None and thermostat.priors is None:
+        thermostat = replace(thermostat, priors=FOUND)
+    others = settings["controller"]
+    settings["controller"] = [*(others if isinstance(others, list) else [others]), thermostat]
+
+
 def _unused(
     explore: Sequence[Hyperparameter], has_probe: bool, *, steers: bool, differ: bool
 ) -> Iterator[str]:
@@ -195,11 +203,7 @@ class AutoLR(Ensemble):
                 elif any(isinstance(h, WeightDecay) for h in further):
                     settings |= steering_decay(settings, plain)
                 if thermostat is not None:
-                    if found is not None and thermostat.priors is None:
-                        thermostat = replace(thermostat, priors=FOUND)
-                    others = settings["controller"]
-                    others = others if isinstance(others, list) else [others]
-                    settings["controller"] = [*others, thermostat]
+                    add_thermostat(settings, thermostat, found)
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:

@@ -1,10 +1,14 @@
-"""AutoLR with a thermostat equals a plain loop, on one device, on two ranks, and after a resume."""
+"""AutoLR with a thermostat equals a plain loop, on one device, on two ranks, and after a resume.
+
+So does a run whose replicas differ, as ranks and as rows.
+"""
 
 from __future__ import annotations
 
 import copy
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.auto import settings_of
 from hdet.ensemble.tail import Tail
 from hdet.method.recipe import Recipe, tail_steps
 from hdet.method.thermostat import LAST, Round, ThermostatState, round_ends, steered
@@ -86,11 +91,11 @@ class Run:
         return self
 
 
-def plain_loop(lr: float) -> tuple[list[float], list[Tensor]]:
+def plain_loop(lr: float, ends: Sequence[int] = ()) -> tuple[list[float], list[Tensor]]:
     """Train with the recipe's schedule and tail, and steer: factors after each round, and final weights."""
     net, recipe, told = Net(), Recipe(total_steps=TOTAL), hdet.Thermostat()
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
-    state, ends, factors = ThermostatState(), round_ends(TOTAL)[: LAST + 1], []
+    state, ends, factors = ThermostatState(), ends or round_ends(TOTAL)[: LAST + 1], []
     seen, losses, lrs, tail = [], [], [], []
 
     def score(weights: list[Tensor]) -> float:
@@ -154,6 +159,85 @@ def test_two_ranks_with_halves_of_the_data_move_as_one_with_all_of_it():
     assert factors == pytest.approx(alone.factors, rel=1e-6)
     for a, b in zip(mine, alone.weights, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+class VirtualRun:
+    """Two virtual replicas with the recipe and a thermostat."""
+
+    def __init__(self, lr: float, spread: float, **told: Any) -> None:
+        self.net, self.records = Net(), hdet.Records()
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=lr)
+        settings = settings_of(Recipe(total_steps=TOTAL), optimizer) | {"records": self.records}
+        settings |= {"explore": [hdet.LearningRate(spread)], "probe": hdet.Probe(HELD_OUT, loss_of)}
+        settings["controller"] = [settings["controller"], hdet.Thermostat()]
+        self.ensemble = hdet.VirtualEnsemble(self.net, optimizer, loss_of, num_replicas=2, **settings | told)
+
+    def train(self, end: int = TOTAL) -> VirtualRun:
+        while (step := self.ensemble.engine.num_steps) < end:
+            self.ensemble.step(batches=[batch(r, step) for r in range(2)])
+        return self
+
+    factors, weights = Run.factors, Run.weights
+
+
+@pytest.mark.parametrize("join_equal", [False, True])
+def test_rows_that_are_equal_move_as_one_process_does(join_equal: bool):
+    run = VirtualRun(LOW, 0.0, join_equal=join_equal).train()
+    factors, weights = plain_loop(LOW)
+    assert run.factors == pytest.approx(factors, rel=1e-6)
+    for mine, expected in zip(run.weights, weights, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_spread_moves_the_same_way_with_rounds_that_end_at_syncs():
+    run, narrow = VirtualRun(LOW, 1 / 9).train(), VirtualRun(LOW, 1e-6).train()
+    ends = [0, *(-(-end // 6) * 6 for end in round_ends(TOTAL)[1 : LAST + 1])]  # 6 is the recipe's T
+    factors, weights = plain_loop(LOW, ends)
+    assert narrow.factors == pytest.approx(factors, rel=1e-3)
+    for mine, expected in zip(narrow.weights, weights, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-5)
+    assert run.factors == pytest.approx(factors, rel=0.1)
+
+
+def _with_spread(rank: int) -> tuple[list[Tensor], list[float]]:
+    run = Run(LOW, rank, 2, spread=1 / 9, probe=hdet.Probe(HELD_OUT, loss_of)).train()
+    return run.weights, run.factors
+
+
+def test_ranks_that_differ_move_as_rows_that_differ():
+    (mine, factors), (theirs, _) = run_replicas(_with_spread, 2)
+    rows = VirtualRun(LOW, 1 / 9).train()
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert factors == pytest.approx(rows.factors, rel=1e-6) and len(factors) == LAST
+    for a, b in zip(mine, rows.weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("stop_at", [66, 84, 150])
+def test_rows_that_differ_resume_in_the_same_bits(stop_at: int):
+    whole, first, again = (VirtualRun(LOW, 1 / 9) for _ in range(3))
+    first.train(stop_at).ensemble.converge()
+    again.ensemble.load_state_dict(first.ensemble.state_dict())
+    again.train()
+    whole.train(stop_at).ensemble.converge()
+    whole.train()
+    assert all(torch.equal(a, b) for a, b in zip(again.weights, whole.weights, strict=True))
+    assert first.factors + again.factors == whole.factors
+
+
+def _resumed_with_spread(rank: int) -> list[bool]:
+    probe = hdet.Probe(HELD_OUT, loss_of)
+    whole, first, again = (Run(LOW, rank, 2, spread=1 / 9, probe=probe) for _ in range(3))
+    saved: list[Any] = [None, None]
+    torch.distributed.all_gather_object(saved, first.train(66).saved())
+    again.load(saved[0]).train()
+    whole.train(66).auto.converge()
+    whole.train()
+    return [torch.equal(a, b) for a, b in zip(again.weights, whole.weights, strict=True)]
+
+
+def test_ranks_that_differ_resume_from_the_checkpoint_of_the_first():
+    assert all(map(all, run_replicas(_resumed_with_spread, 2)))
 
 
 STOPS = [66, 84, 100, 150]

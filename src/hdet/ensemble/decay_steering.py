@@ -17,6 +17,7 @@ from hdet.errors import NoEffectWarning
 from hdet.explore import Tunable
 from hdet.method.controller import ControllerState
 from hdet.method.weight_decay import (
+    FEW_EXAMPLES,
     SCALES,
     DecayState,
     Look,
@@ -77,6 +78,12 @@ class DecaySteering(Steering):
             decay_strength(self._tunable, self.values.optimizer, total_steps)  # raises where nobody knows it
             self._decayed(self._tunable)
             self._warn_of_few_looks(total_steps, self.settings.sync_every)
+            if probe.num_examples < FEW_EXAMPLES:
+                self.warn(
+                    "few examples",
+                    f"the probe has {probe.num_examples} examples: with fewer than {FEW_EXAMPLES} what it "
+                    "says is mostly chance. Give more held-out data",
+                )
 
     def _warn_of_few_looks(self, total_steps: int, sync_every: int) -> None:
         num_looks = self._told.num_looks(total_steps / sync_every)

@@ -183,7 +183,8 @@ class Tail:
             is_only_scored: by the probe, so that an optimizer need not refresh its own copies of the weights.
         """
         mean = self._mean
-        written = (lambda: None) if is_only_scored else self._replicas.weights_written
+        is_silent = is_only_scored and not self._replicas.has_rows  # rows are scored in the user's model
+        written = (lambda: None) if is_silent else self._replicas.weights_written
         if mean is None or not mean.num_taken:
             yield
             return

@@ -45,7 +45,9 @@ _WIDTH = len(Round._fields) + 3
 class ThermostatSteering(Steering):
     """The thermostat at work. It has rounds of its own, a fortieth of the run each, until the last.
 
-    The mean of a round's weights is a :class:`Tail` of its own, which begins again in every round.
+    The mean of a round's weights is a :class:`Tail` of its own, which begins again in every round. Where
+    replicas differ, its rounds end at syncs: there all hold their mean, and the means of the rounds are
+    averaged, too.
     """
 
     controller = "thermostat"
@@ -83,11 +85,17 @@ class ThermostatSteering(Steering):
             raise ValueError(
                 "total_steps must be given for a Thermostat, got None: it needs the length of the run"
             )
-        if self.replicas.has_rows or settings.is_local or self.values.explores:
-            what = "several in one process" if self.replicas.has_rows else "their own gradients or values"
+        if settings.is_local:
             raise ValueError(
-                f"replicas must be equal for a Thermostat, got {what}: use hdet.AutoLR with spread=0, or "
-                "leave the Thermostat out"
+                "gradients must be 'shared' for a Thermostat, got 'local': what averaging gains was measured "
+                "where replicas train with their mean gradient. Leave gradients out, or the Thermostat"
+            )
+        most = max(LEAST_STEPS, settings.total_steps // NUM_ROUNDS)
+        if self.values.explores and settings.sync_every > most:
+            raise ValueError(
+                f"sync_every must be at most {most} for a Thermostat where replicas differ, a fortieth of "
+                f"total_steps, got {settings.sync_every}: its rounds end at syncs. Sync more often, or leave "
+                "it out"
             )
         if not self.values.learning_rates:
             raise ValueError(
@@ -132,7 +140,7 @@ class ThermostatSteering(Steering):
     def add_loss(self, loss: Tensor | float) -> None:
         """Take the loss of a batch."""
         if self._mean is not None:
-            self._meter.add(loss)
+            self._meter.add(loss.mean() if self.replicas.has_rows and isinstance(loss, Tensor) else loss)
 
     def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
         """Take the weights, and end a round if it is time."""
@@ -140,7 +148,8 @@ class ThermostatSteering(Steering):
             self._mean.step_made(num_steps)
             if math.isnan(self._first):
                 self._first = self._slot.scheduled
-            if num_steps >= self._ends[len(self._state.rounds) + 1]:
+            is_equal = record is not None or not self.replicas.differ
+            if is_equal and num_steps >= self._ends[len(self._state.rounds) + 1]:
                 self._end_round(self._mean, num_steps)
         if record is not None:
             untold, self._num_told = self._judged[self._num_told :], len(self._judged)
@@ -149,7 +158,10 @@ class ThermostatSteering(Steering):
             record.thermostat_factors = [factor for _, _, factor in untold]
 
     def _end_round(self, mean: Tail, num_steps: int) -> None:
+        if self.replicas.has_rows:
+            self.replicas.weights_written()  # the user's model is what is scored
         end, averaged = self._score(), math.nan
+        self._join_means(mean)
         if mean.num_taken:
             with mean.in_place(is_only_scored=True):
                 averaged = self._score()
@@ -186,6 +198,11 @@ class ThermostatSteering(Steering):
                 num_steps,
                 *(reading.gain, reading.gain_error, reading.progress, reading.progress_error, new),
             )
+
+    def _join_means(self, mean: Tail) -> None:
+        """Let replicas that differ have one mean: that of the steps of all of them. Collective."""
+        if self.replicas.differ and (tensors := mean.averaged()):
+            self.replicas.average_tensors(tensors, ())
 
     def _score(self) -> float:
         (losses,) = self.replicas.losses_at((), (1.0,))
@@ -231,6 +248,7 @@ class ThermostatSteering(Steering):
     def before_save(self) -> None:
         """Gather the mean, and share the losses of this round evenly. Collective."""
         if self._mean is not None:
+            self._join_means(self._mean)
             self._mean.hold_whole()
             rows = self.replicas.gathered(self._summed())
             self._losses = LossSum(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
@@ -280,7 +298,8 @@ class ThermostatSteering(Steering):
             return
         rows = state["rounds"][: state["num_rounds"]].tolist()
         rounds = tuple(Round(int(step), *rest[:5]) for step, *rest in rows)
-        fits = len(rounds) < LAST and (rounds[-1].step if rounds else 0) == self._ends[len(rounds)]
+        late = (rounds[-1].step if rounds else 0) - self._ends[len(rounds)]
+        fits = len(rounds) < LAST and 0 <= late < (self.settings.sync_every if self.replicas.differ else 1)
         self._begin_mean(is_on=bool(state["is_on"]) and fits and self._is_long)
         log_factor, highest, self._brake = state["factors"]
         self._state = ThermostatState(log_factor, highest, rounds)

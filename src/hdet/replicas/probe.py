@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.nn.parameter import is_lazy
 
 from hdet.checks import require_batches, require_kind
-from hdet.errors import HdetWarning, warn
-from hdet.method.weight_decay import FEW_EXAMPLES, NUM_PARTS
+from hdet.method.weight_decay import NUM_PARTS
 from hdet.replicas.losses import evaluating, first_loss, number_of, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
@@ -52,12 +51,6 @@ class Probe:
             raise ValueError(
                 "batches must hold at least one example, got none: "
                 + (remedy if is_used_up else "give held-out data")
-            )
-        if self.num_examples < FEW_EXAMPLES:
-            warn(
-                f"the probe has {self.num_examples} examples: with fewer than {FEW_EXAMPLES} what it says is "
-                "mostly chance. Give more held-out data",
-                HdetWarning,
             )
         cuts = -(-NUM_PARTS // len(held))
         self._parts = [

@@ -58,16 +58,21 @@ def test_a_probe_is_needed(probe):
         auto_of(probe=probe)
 
 
-def test_replicas_must_be_equal():
-    with pytest.raises(ValueError, match=r"replicas must be equal for a Thermostat, got .* values"):
-        auto_of(spread=0.1)
-    with pytest.raises(ValueError, match=r"replicas must be equal for a Thermostat, got .* one process"):
+def test_rounds_of_replicas_that_differ_end_at_syncs_so_these_must_be_frequent():
+    with pytest.raises(ValueError, match=r"sync_every must be at most 10 for a Thermostat .* got 11: its"):
+        auto_of(spread=0.1, sync_every=11)
+    auto_of(spread=0.1, sync_every=10)
+    auto_of(sync_every=400)
+
+
+def test_gradients_must_be_shared_and_one_controller_moves_the_learning_rate():
+    with pytest.raises(ValueError, match=r"gradients must be 'shared' for a Thermostat, got 'local'.* Leave"):
         hdet.VirtualEnsemble(
             net := Net(),
             torch.optim.AdamW(net.parameters()),
             loss_of,
             num_replicas=2,
-            explore=[hdet.LearningRate(0.0)],
+            gradients="local",
             total_steps=400,
             controller=hdet.Thermostat(),
         )

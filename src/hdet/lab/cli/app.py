@@ -54,7 +54,17 @@ _PANELS = {
 }
 
 
-@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22, find_decay=None)
+@takes(
+    RunConfig,
+    _PANELS,
+    task="feed",
+    lr=None,
+    steps=None,
+    spread=1 / 9,
+    floor=0.22,
+    find_decay=None,
+    controller=None,
+)
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
@@ -71,9 +81,9 @@ def run(
     """Find the learning rate, train replicas that differ and converge, and write a report.
 
     A wide fan-out of short trials finds the learning rate. Then each replica trains with a learning rate of
-    its own (fan-out), every T steps they are compared and averaged (converge), and a controller may move the
-    shared value by what they saw (steer). The run ends with the mean of the weights of its last steps.
-    Ctrl-C saves it, and `hdet resume` goes on.
+    its own (fan-out), every T steps they are compared and averaged (converge), and what averaging gains moves
+    the shared value (steer). The run ends with the mean of the weights of its last steps. Ctrl-C saves it,
+    and `hdet resume` goes on.
     """
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.tasks.task import load_task, parse_options
@@ -89,8 +99,10 @@ def run(
             what: require_number(f"--explore {what}", spread, at_least=0)
             for what, spread in parse_options(settings["explore"] or [], "--explore").items()
         }
-        is_decay_found = settings.pop("find_decay")
-        config = RunConfig(**settings, task_options=options, name=name)
+        is_decay_found, controller = settings.pop("find_decay"), settings.pop("controller")
+        config = RunConfig(**settings, controller=controller or "guard", task_options=options, name=name)
+        if controller is None and not config.why_no_thermostat():
+            config = dataclasses.replace(config, controller="thermostat")
         if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
             config = dataclasses.replace(config, controller="none")  # there is nothing to compare
         if is_decay_found is None:

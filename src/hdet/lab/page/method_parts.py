@@ -59,6 +59,11 @@ def _steered(run: Run) -> Iterator[tuple[str, str]]:
     if run.compares:
         ends = ", ".join(f"{name} at {figure(base)}" for name, base in run.records[-1].base.items())
         yield "auto-LR", f"ended with {ends}"
-    elif run.config.get("controller") == "guard":
+        return
+    factors = [factor for record in run.records for factor in record.thermostat_factors]
+    if factors:
+        rounds = count(len(factors), "round")
+        yield "thermostat", f"learning rate x{factors[-1]:.3g}, by what averaging gained in {rounds}"
+    if run.config.get("controller") in ("guard", "thermostat"):
         times = count(run.num_brakes, "time")
         yield "guard", f"went back {times}" if run.num_brakes else "had nothing to do"

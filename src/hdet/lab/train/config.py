@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from hdet.checks import require_choice, require_number
 from hdet.lab.limits import CountFromZero, NotNegative, Positive, Share, require_hinted
 from hdet.method.recipe import Recipe
+from hdet.method.thermostat import LAST, NUM_ROUNDS
+from hdet.method.thermostat import LEAST_STEPS as LEAST_STEPS_OF_ROUND
 from hdet.search.decisions import LEAST_STEPS
 
 _CHOSEN: Any = None
@@ -82,8 +84,9 @@ class RunConfig:
     """Find the LR by short trials first (default: in runs of 50 steps or more).
 
     See :func:`hdet.find_lr`."""
-    controller: Literal["guard", "log", "paper", "none"] = "guard"
-    """paper or log: the replicas move the LR (auto-LR). guard: go back after a collapse. none."""
+    controller: Literal["thermostat", "guard", "log", "paper", "none"] = "guard"
+    """thermostat: what averaging gains moves the LR. paper or log: the replicas do (auto-LR). guard: only go
+    back after a collapse, as the thermostat does, too. none. (Default: thermostat where it can work.)"""
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
     floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
@@ -111,7 +114,7 @@ class RunConfig:
         chosen = {f.name for f in dataclasses.fields(self) if f.default is None}
         given = {name: value for name, value in vars(self).items() if value is not None or name not in chosen}
         require_hinted(RunConfig, given)
-        is_guarded, compares = self.controller == "guard", self.controller in ("log", "paper")
+        is_guarded, compares = self.is_guarded, self.controller in ("log", "paper")
         self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
         self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
         self._choose("anneal_to", Recipe.anneal_to if self.average_tail else 0.0)
@@ -140,6 +143,8 @@ class RunConfig:
             )
         if self.find_decay and (why_not := self._why_no_decay_is_found()):
             raise ValueError(why_not)
+        if self.controller == "thermostat" and (why_not := self.why_no_thermostat()):
+            raise ValueError(why_not)
         if self.find and self.steps < LEAST_STEPS:
             raise ValueError(
                 f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "
@@ -154,8 +159,8 @@ class RunConfig:
         """Name the setting with which the weight decay cannot be found; empty if there is none."""
         spread = self.explore.get("weight_decay")
         what = "to find the weight decay"
-        if self.controller != "guard":
-            return f"controller must be guard {what}, got {self.controller}: leave it out"
+        if not self.is_guarded:
+            return f"controller must be thermostat or guard {what}, got {self.controller}: leave it out"
         if self.optimizer == "adam":
             return f"optimizer must be adamw or sgd {what}, got adam: it scales the decay with the gradient"
         if not self.probe:
@@ -163,6 +168,32 @@ class RunConfig:
         if spread is not None:
             return f"explore must leave weight_decay out {what}, got weight_decay={spread:g}: do one of both"
         return ""
+
+    def why_no_thermostat(self) -> str:
+        """Name the setting with which a thermostat cannot work; empty if there is none."""
+        what, least = "for the thermostat", LEAST_STEPS_OF_ROUND * NUM_ROUNDS
+        if self.steps < least:
+            return f"steps must be at least {least} {what}, got {self.steps}: train longer, or leave it out"
+        if not self.probe:
+            return f"probe must be True {what}, got False: it scores what averaging gains"
+        if self.gradients == "local":
+            return f"gradients must be shared {what}, got local: leave one of both out"
+        if self.warmup < LAST / NUM_ROUNDS:
+            return (
+                f"warmup must be at least {LAST / NUM_ROUNDS:g} {what}, got {self.warmup:g}: it steers while "
+                "the learning rate rises. Leave one of both out"
+            )
+        if (self.spread or self.explore) and self.sync_every > self.steps // NUM_ROUNDS:
+            return (
+                f"sync_every must be at most {self.steps // NUM_ROUNDS} {what}, got {self.sync_every}: where "
+                "replicas differ, its rounds end at syncs. Leave one of both out"
+            )
+        return ""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Tell whether a run goes back after a collapse."""
+        return self.controller in ("guard", "thermostat")
 
     def should_find_decay(self, num_examples: int | None, batch_size: int) -> bool:
         """Tell whether ``hdet run`` finds the weight decay where nobody says.

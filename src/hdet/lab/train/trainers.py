@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
-from hdet.auto import settings_of, steering_decay
+from hdet.auto import add_thermostat, settings_of, steering_decay
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
@@ -79,7 +79,8 @@ class Trainer:
             )
         settings = _settings(config, optimizer, self.model, self.found)
         settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
-        held_out = hdet.Probe([probe], task.loss) if config.find_decay else None
+        is_judged = config.find_decay or config.controller == "thermostat"
+        held_out = hdet.Probe([probe], task.loss) if is_judged else None
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
         if self._is_virtual:
             self._ensemble = hdet.VirtualEnsemble(
@@ -206,7 +207,7 @@ def _settings(
     settings["explore"] = explore
     if config.controller == "none":
         settings["controller"] = None
-    elif config.controller != "guard":
+    elif config.controller in ("log", "paper"):
         paper = {"decay": "floor", "temperature": config.temperature or "auto"}
         of_form = paper if config.controller == "paper" else {}
         settings["controller"] = hdet.Controller(
@@ -215,6 +216,8 @@ def _settings(
     if config.find_decay:
         explore.append(hdet.WeightDecay())
         settings |= steering_decay(settings, optimizer)
+    if config.controller == "thermostat":
+        add_thermostat(settings, hdet.Thermostat(), found)
     return settings
 
 

@@ -431,3 +431,19 @@ def test_help_teaches(command, hdet, monkeypatch):
     out, _ = hdet(command, "--help")
     assert "Usage: hdet" in out
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "controller"),
+    [
+        (["--steps", "200", "--sync-every", "5"], "thermostat"),
+        (["--steps", "200"], "guard"),  # syncs every 10 steps are too few where replicas differ
+        (["--steps", "200", "--sync-every", "5", "--warmup", "0.1"], "guard"),
+        (["--steps", "200", "--sync-every", "5", "--controller", "none"], "none"),
+        ([], "guard"),
+    ],
+    ids=str,
+)
+def test_a_thermostat_steers_where_it_can_and_nobody_says_otherwise(hdet, tmp_path, options, controller):
+    hdet("run", *QUICK, *options, "--no-find", "--out", "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["controller"] == controller

@@ -22,9 +22,12 @@ def test_a_warning_of_hdet_is_one_line_and_others_are_as_python_shows_them(monke
 def test_a_warning_has_a_remedy_that_the_command_has(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     show_warnings_plainly()
+    model = torch.nn.Linear(1, 1)
+    decayed = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    probe = hdet.Probe([torch.zeros(2, 1)], lambda model, batch: model(batch).mean())
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.warns(HdetWarning) as caught:
-        hdet.Probe([torch.zeros(2, 1)], lambda model, batch: batch.mean())
+        hdet.AutoLR(decayed, total_steps=100, model=model, explore=[hdet.WeightDecay()], probe=probe)
         hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(0.5)], sync_every=2)
     few, none = (warnings.formatwarning(one.message, one.category, "a.py", 3) for one in caught[:2])
     assert few.endswith("chance. Leave --find-decay out, or use a task with a larger probe_batch()\n")

@@ -60,6 +60,15 @@ def test_a_run_of_equal_replicas_that_went_back():
     ]
 
 
+def test_a_thermostat_says_how_far_it_moved():
+    records = [record(n, multipliers={"lr": [0.9, 1.1]}, thermostat_factors=[1 + n / 2]) for n in range(3)]
+    lines = lines_of(records=records, config={"controller": "thermostat"})
+    assert lines[-2:] == [
+        ("thermostat", "learning rate x2, by what averaging gained in 3 rounds"),
+        ("guard", "had nothing to do"),
+    ]
+
+
 def test_a_controller_says_where_it_ended():
     spread = {"multipliers": {"lr": [0.9, 1.1]}, "losses": [1.0, None], "signal": {"lr": 0.1}}
     records = [record(n, base={"lr": 0.25}, **spread) for n in range(3)]

@@ -144,7 +144,7 @@ def test_the_command_finds_it_where_the_data_repeat(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"controller": "none"}, "controller must be guard to find the weight decay, got none"),
+        ({"controller": "none"}, "controller must be thermostat or guard to find the weight decay, got none"),
         ({"optimizer": "adam"}, "optimizer must be adamw or sgd to find the weight decay, got adam"),
         ({"probe": False}, "probe must be True to find the weight decay, got False"),
         ({"explore": {"weight_decay": 0.5}}, "explore must leave weight_decay out .* got weight_decay=0.5"),
