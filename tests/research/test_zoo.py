@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from research.__main__ import app
-from research.zoo import long_runs, sweep
+from research.zoo import other_sizes, sweep
 from research.zoo.catalogue import names, problem_of
 from research.zoo.experiment import open_ledger, run_zoo
 from research.zoo.optimizers import MuonAndAdamW
@@ -103,10 +103,10 @@ def test_muon_and_adamw_step_each_their_own():
     assert not torch.equal(matrix, torch.eye(4)) and not torch.equal(bias, torch.ones(4))
 
 
-def test_long_runs_sweep_until_the_best_is_inside_and_then_search():
+def test_other_sizes_sweep_until_the_best_is_inside_and_then_search():
     records, best = [], -9
     for _ in range(4):
-        wanted = long_runs._next(records, "movies_factorization")
+        wanted = other_sizes._next(records, "movies_factorization")
         specs = [s for s in wanted if not any(s.items() <= r.items() for r in records)]
         for spec in specs:
             loss = 1 + abs(round(8 * math.log10(spec["lr"])) - best)
@@ -116,4 +116,4 @@ def test_long_runs_sweep_until_the_best_is_inside_and_then_search():
     assert swept == {lr_at(place) for place in (-12, -9, -6, -3, 0, 3)}  # one more, below the five
     starts = {r["lr"] for r in records if r["start"] is not None}
     assert sorted(starts) == pytest.approx([0.1 * lr_at(best), 10 * lr_at(best)])
-    assert "| 0.07499 | 0.1 | 0.1 | 9.000 | 9.000 | 2.5 % |" in long_runs.table(records)
+    assert "| 0.07499 | 0.1 | 0.1 | 9.000 | 9.000 | 2.5 % |" in other_sizes.table(records)

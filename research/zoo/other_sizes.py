@@ -1,7 +1,7 @@
-"""Does the learning rate that was found hold in longer runs and for larger models?
+"""Does the learning rate that was found hold in longer runs, for larger models, on fewer replicas?
 
-    python -m research.zoo.long_runs            # run what is missing, then print the table
-    python -m research.zoo.long_runs --table    # only the table, from the saved records
+    python -m research.zoo.other_sizes            # run what is missing, then print the table
+    python -m research.zoo.other_sizes --table    # only the table, from the saved records
 
 Every case is trained with five learning rates a factor of 2.37 apart, and more while the best is at an end.
 Then it is searched for from a guess ten times below and ten times above the best, with the search on top.
@@ -56,6 +56,8 @@ class Case:
     seeds: tuple[int, ...] = (0, 1)
     charlm: tuple[int, int] | None = None
     """Width and number of layers; None for a problem of the zoo."""
+    problem: str | None = None
+    """Of the zoo; None for that of the case's name."""
 
 
 CASES = {
@@ -63,6 +65,14 @@ CASES = {
     "flights_tables": Case(10_000, -17, 8),
     "charlm_400k": Case(3000, -15, 1, charlm=(104, 3)),
     "charlm_2m": Case(3000, -21, 1, charlm=(208, 4)),
+} | {
+    f"{name}_on_{count}": Case(num_steps, middle, count, problem=name)
+    for name, num_steps, middle in (
+        ("chars_gpt", 1000, -12),
+        ("flights_tables", 1500, -18),
+        ("language_conv", 700, -6),
+    )
+    for count in (1, 2, 8)
 }
 
 
@@ -70,7 +80,7 @@ CASES = {
 def _task(name: str) -> Task:
     sizes = CASES[name].charlm
     if sizes is None:
-        return problem_of(name)
+        return problem_of(CASES[name].problem or name)
     return CharLM(width=sizes[0], num_layers=sizes[1], num_heads=4, length=64)
 
 
@@ -136,9 +146,9 @@ def _spec(name: str, method: str, start: float | None, lr: float, seed: int) -> 
 
 def table(records: Sequence[Record]) -> str:
     """Markdown: each case with its sweep and what was found."""
-    head = ["problem", "parameters", "steps", "best LR of the sweep", "found from x0.1", "from x10"]
+    head = ["case", "parameters", "replicas", "steps", "best LR of the sweep", "found from x0.1", "from x10"]
     head += ["loss over the best: x0.1", "x10", "search, share of the steps"]
-    lines = [table_line(head), table_line(["---"] + ["---:"] * 8)]
+    lines = [table_line(head), table_line(["---"] + ["---:"] * 9)]
     for name, case in CASES.items():
         losses = _swept(records, name)
         runs = [
@@ -152,7 +162,8 @@ def table(records: Sequence[Record]) -> str:
         found = [statistics.geometric_mean([r["found_lr"] for r in some]) for some in runs]
         over = [statistics.fmean(loss_of(r) for r in some) / losses[best] for some in runs]
         share = max(r["search_steps"] for some in runs for r in some) / case.num_steps
-        cells = [name, f"{count}", f"{case.num_steps}", f"{lr_at(best):g}", *(f"{lr:.3g}" for lr in found)]
+        cells = [name, f"{count}", f"{case.num_replicas}", f"{case.num_steps}", f"{lr_at(best):g}"]
+        cells += [f"{lr:.3g}" for lr in found]
         lines.append(table_line([*cells, *(f"{ratio:.3f}" for ratio in over), f"{100 * share:.1f} %"]))
     return "\n".join(lines)
 
@@ -168,7 +179,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time (default: one per core)")
     parser.add_argument("--out", type=Path, default=_FOLDER, help="folder of the records")
     args = parser.parse_args()
-    ledger = Ledger(args.out, "long_runs.jsonl", _KEY, result="search_steps")
+    ledger = Ledger(args.out, "other_sizes.jsonl", _KEY, result="search_steps")
     if not args.table:
         with stop_on_signal() as should_stop, Pool(args.jobs) as pool:
             while specs := [
