@@ -1,4 +1,4 @@
-"""AutoLR with a thermostat equals a plain loop, on one device, on two ranks, and after a resume.
+"""AutoLR with a thermostat equals the reference, on one device, on two ranks, and after a resume.
 
 So does a run whose replicas differ, as ranks and as rows.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet.auto import settings_of
 from hdet.ensemble.tail import Tail
-from hdet.method.recipe import Recipe, tail_steps
-from hdet.method.thermostat import LAST, Round, ThermostatState, round_ends, steered
-from tests.helpers.models import Net, batch
+from hdet.method import reference
+from hdet.method.recipe import Recipe
+from hdet.method.thermostat import LAST
+from tests.helpers.models import Net, batch, predict
 from tests.helpers.replicas import run_replicas
 
 TOTAL, LOW, HIGH = 400, 1e-4, 1.0
@@ -91,50 +91,45 @@ class Run:
         return self
 
 
-def plain_loop(lr: float, ends: Sequence[int] = ()) -> tuple[list[float], list[Tensor]]:
-    """Train with the recipe's schedule and tail, and steer: factors after each round, and final weights."""
-    net, recipe, told = Net(), Recipe(total_steps=TOTAL), hdet.Thermostat()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
-    state, ends, factors = ThermostatState(), ends or round_ends(TOTAL)[: LAST + 1], []
-    seen, losses, lrs, tail = [], [], [], []
+def referred(lr: float, spread: float = 0.0, num_replicas: int = 1) -> tuple[list[float], list[Tensor]]:
+    """Give the factors after each round and the final weights of the reference."""
+    recipe, shapes = Recipe(total_steps=TOTAL), [p.shape for p in Net().parameters()]
 
-    def score(weights: list[Tensor]) -> float:
-        other = Net()
-        for p, w in zip(other.parameters(), weights, strict=True):
-            p.data.copy_(w)
-        return torch.stack([loss_of(other, data) for data in HELD_OUT]).mean().item()
+    def parts(flat: Tensor) -> list[Tensor]:
+        pieces = flat.split([shape.numel() for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
-    def mean(points: list[list[Tensor]]) -> list[Tensor]:
-        return [torch.stack(tensors).mean(dim=0) for tensors in zip(*points, strict=True)]
+    def loss(flat: Tensor, data: tuple[Tensor, Tensor]) -> Tensor:
+        return (predict(data[0], *parts(flat)) - data[1]).square().mean()
 
-    for step in range(1, TOTAL + 1):
-        factor = math.exp(state.log_factor)
-        lrs.append(recipe.shape(step - 1) * factor)
-        optimizer.param_groups[0]["lr"] = lr * lrs[-1]
-        loss = loss_of(net, training_batch(step - 1, 0, 1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen.append([p.detach().clone() for p in net.parameters()])
-        losses.append(loss.item())
-        if step in tail_steps(TOTAL, recipe.average_tail):
-            tail.append(seen[-1])
-        if step in ends:
-            middle = step - (len(seen) - 1) / 2
-            scores = score(seen[-1]), score(mean(seen))
-            state = steered(
-                state, Round(step, middle, sum(lrs) / len(lrs), *scores, sum(losses) / len(losses)), told
-            )
-            factors.append(math.exp(state.log_factor))
-            seen, losses, lrs = [], [], []
-    return factors, mean(tail)
+    def gradient(parameters: list[Tensor], replica: int, step: int) -> tuple[float, list[Tensor]]:
+        leaf = parameters[0].clone().requires_grad_()
+        value = loss(leaf, training_batch(step - 1, replica, num_replicas))
+        return value.item(), list(torch.autograd.grad(value, leaf))
+
+    trace = reference.train(
+        [torch.cat([p.detach().flatten() for p in Net().parameters()])],
+        gradient=gradient,
+        optimizer=reference.adam(decoupled_weight_decay=0.01),
+        schedule=lambda t: [lr * recipe.shape(min(t, TOTAL))],
+        num_replicas=num_replicas,
+        spread=spread,
+        sync_every=recipe.steps_per_round,
+        total_steps=TOTAL,
+        names=["lr"],
+        average_tail=recipe.average_tail,
+        thermostat_plan=reference.ThermostatPlan(
+            peak=lr, probe=lambda at: torch.stack([loss(at[0], data) for data in HELD_OUT]).mean().item()
+        ),
+    )
+    return trace.factors, parts(trace.parameters[0][0])
 
 
 @pytest.mark.parametrize("sync_every", [None, 10, 64])
 @pytest.mark.parametrize("lr", [LOW, HIGH])
-def test_one_device_equals_a_plain_loop(lr: float, sync_every: int | None):
+def test_one_device_equals_the_reference(lr: float, sync_every: int | None):
     run = Run(lr, sync_every=sync_every).train()
-    factors, weights = plain_loop(lr)
+    factors, weights = referred(lr)
     assert run.factors == pytest.approx(factors, rel=1e-6) and len(factors) == LAST
     assert factors[-1] > 1.5 if lr == LOW else factors[-1] < 0.7  # there is something to repair
     assert not run.records[-1].num_brakes
@@ -183,20 +178,18 @@ class VirtualRun:
 @pytest.mark.parametrize("join_equal", [False, True])
 def test_rows_that_are_equal_move_as_one_process_does(join_equal: bool):
     run = VirtualRun(LOW, 0.0, join_equal=join_equal).train()
-    factors, weights = plain_loop(LOW)
+    factors, weights = referred(LOW)
     assert run.factors == pytest.approx(factors, rel=1e-6)
     for mine, expected in zip(run.weights, weights, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_spread_moves_the_same_way_with_rounds_that_end_at_syncs():
-    run, narrow = VirtualRun(LOW, 1 / 9).train(), VirtualRun(LOW, 1e-6).train()
-    ends = [0, *(-(-end // 6) * 6 for end in round_ends(TOTAL)[1 : LAST + 1])]  # 6 is the recipe's T
-    factors, weights = plain_loop(LOW, ends)
-    assert narrow.factors == pytest.approx(factors, rel=1e-3)
-    for mine, expected in zip(narrow.weights, weights, strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-5)
-    assert run.factors == pytest.approx(factors, rel=0.1)
+def test_rows_that_differ_equal_the_reference():
+    run = VirtualRun(LOW, 1 / 9).train()
+    factors, weights = referred(LOW, 1 / 9, num_replicas=2)
+    assert run.factors == pytest.approx(factors, rel=1e-6) and factors[-1] > 1.5
+    for mine, expected in zip(run.weights, weights, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
 
 
 def _with_spread(rank: int) -> tuple[list[Tensor], list[float]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
+from hdet.method import thermostat
 from hdet.method.controller import (
     Controller,
     ControllerState,
@@ -73,6 +75,16 @@ class HeldOutDecay(NamedTuple):
     controller: WeightDecayController = WeightDecayController()
 
 
+class ThermostatPlan(NamedTuple):
+    """Learning rate that is moved by what averaging gains."""
+
+    peak: float
+    """Of the first group's learning rate, as planned."""
+    probe: Callable[[list[Array]], float]
+    """Gives the loss on the probe."""
+    told: thermostat.Thermostat = thermostat.Thermostat()
+
+
 class Trace(NamedTuple):
     """Everything a run did."""
 
@@ -82,6 +94,8 @@ class Trace(NamedTuple):
     """``parameters[r][g]`` at the end."""
     weight_decays: list[list[float]]
     """Of each group after every round, where held-out data moves them; else zeros."""
+    factors: list[float]
+    """On the plan, after every round of the thermostat."""
 
 
 def train(
@@ -101,6 +115,7 @@ def train(
     seed: int = 0,
     average_tail: float = 0.0,
     decay_plan: HeldOutDecay | None = None,
+    thermostat_plan: ThermostatPlan | None = None,
 ) -> Trace:
     """Train ``num_replicas`` copies with the method and return the full trace.
 
@@ -120,6 +135,7 @@ def train(
         seed: of the assignments.
         average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
         decay_plan: weight decay that held-out data moves; None for that of the optimizer alone.
+        thermostat_plan: learning rate that is moved by what averaging gains; None for no thermostat.
 
     Two replicas on the loss x^2 / 2, one a little faster than the plan and one a little slower:
 
@@ -145,9 +161,11 @@ def train(
     first_strength = least = 0.0
     since_look: list[float] = []
     decays_after: list[list[float]] = []
+    heat, factors = thermostat.ThermostatState(), list[float]()
+    path: list[tuple[list[Array], float, float]] = []  # mean weights, base and loss of its steps
 
     def base(group: int, step: int) -> float:
-        state, planned = control[group], schedule(step)[group]
+        state, planned = control[group], schedule(step)[group] * math.exp(heat.log_factor)
         if controller is None or state is None:
             return planned
         return state.base if controller.form == "paper" else math.exp(state.base) * planned
@@ -176,7 +194,27 @@ def train(
         if t in tail_steps(total_steps, average_tail):
             tail.append([sum(theta[r][g] for r in replicas) / num_replicas for g in groups])
 
-        if t % sync_every and t != total_steps:
+        # Thermostat: what the mean of a round's weights gains over the last ones. Where replicas differ, its
+        # rounds end at syncs.
+        is_sync = t % sync_every == 0 or t == total_steps
+        if thermostat_plan is not None and len(heat.rounds) < thermostat.LAST:
+            center = [sum(theta[r][g] for r in replicas) / num_replicas for g in groups]
+            path.append((center, bases[0], fmean(seen[-1])))
+            is_over = t >= thermostat.round_ends(total_steps)[len(heat.rounds) + 1]
+            if is_over and (is_sync or spread == 0):
+                averaged = [sum(point[g] for point, _, _ in path) / len(path) for g in groups]
+                ended = thermostat.Round(
+                    step=t,
+                    middle=t - (len(path) - 1) / 2,
+                    lr=fmean(value for _, value, _ in path) / thermostat_plan.peak,
+                    end=thermostat_plan.probe(center),
+                    mean=thermostat_plan.probe(averaged),
+                    train=fmean(loss for _, _, loss in path),
+                )
+                heat, path = thermostat.steered(heat, ended, thermostat_plan.told), []
+                factors.append(math.exp(heat.log_factor))
+
+        if not is_sync:
             continue
 
         # Measure.
@@ -244,7 +282,7 @@ def train(
 
     if tail:
         theta = [[sum(mean[g] for mean in tail) / len(tail) for g in groups] for _ in replicas]
-    return Trace(steps, rounds, theta, decays_after)
+    return Trace(steps, rounds, theta, decays_after, factors)
 
 
 def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:
