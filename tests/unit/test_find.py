@@ -273,7 +273,7 @@ def test_ranks_find_what_one_process_finds_on_all_their_batches(count):
 def test_ranks_agree_without_a_probe_where_each_scores_on_its_own_batches():
     mine, theirs = run_replicas(_on_rank, 2, True, None, False)
     assert mine == theirs
-    assert len(mine.trials) == 8
+    assert len(mine.trials) == 16  # the highest of the first eight did best
     assert mine.lr[0] > 1e-3
 
 
@@ -319,7 +319,7 @@ def test_a_batch_that_cannot_be_split_gets_fewer_trials_in_turns():
 def test_a_batch_with_nan_does_not_count_against_the_learning_rate_that_met_it():
     def data(spoilt):
         for step in range(200):
-            x, y = batch(0, step)
+            x, y = join([batch(replica, step) for replica in range(4)])
             yield (x * math.nan if step in spoilt else x), y
 
     def found(spoilt):

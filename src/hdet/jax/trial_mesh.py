@@ -9,6 +9,7 @@ from typing import Any
 
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[reportMissingImports]
 
 
@@ -108,23 +109,31 @@ def size_of(batch: Any) -> int:
     return max(counts, key=lambda size: (counts[size], size), default=1)
 
 
-def split(batch: Any, num_parts: int) -> tuple[Any, Any]:
+def split(batch: Any, num_parts: int, *, least: int = 1) -> tuple[Any, Any]:
     """Make several batches out of one, as rows, and for each array the axis of the rows.
 
     What has another size than the examples goes to all of them as it is, and has None for an axis. Examples
-    that cannot be shared out evenly are left out.
+    that cannot be shared out evenly are left out. Parts that would have fewer than ``least`` are shared by
+    neighbours.
 
     >>> parts, axes = split({"x": jnp.arange(5), "weights": jnp.ones(2)}, 2)
     >>> parts["x"].tolist(), parts["weights"].shape, axes
     ([[0, 1], [2, 3]], (2,), {'weights': None, 'x': 0})
+    >>> split(jnp.arange(4), 4, least=2)[0].tolist()
+    [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
     size = size_of(batch)
-    each = size // num_parts
+    each, least = size // num_parts, min(size, least)
     leaves, structure = jax.tree.flatten(batch)
     are_split = [jnp.ndim(leaf) > 0 and leaf.shape[0] == size for leaf in leaves]
-    parts = [
-        leaf[: num_parts * each].reshape(num_parts, each, *leaf.shape[1:]) if is_split else leaf
-        for leaf, is_split in zip(leaves, are_split, strict=True)
-    ]
+    starts = [min(i * size // num_parts // least * least, size - least) for i in range(num_parts)]
+    shared = np.add.outer(starts, np.arange(least))
+
+    def rows_of(leaf: Any) -> Any:
+        if each < least:
+            return leaf[shared]
+        return leaf[: num_parts * each].reshape(num_parts, each, *leaf.shape[1:])
+
+    parts = [rows_of(leaf) if is_split else leaf for leaf, is_split in zip(leaves, are_split, strict=True)]
     axes = [0 if is_split else None for is_split in are_split]
     return structure.unflatten(parts), structure.unflatten(axes)

@@ -311,18 +311,18 @@ def size_of(batch: Any) -> int:
 def split(batch: Any, num_parts: int, *, least: int = 1) -> list[Any]:
     """Several batches out of one, along the first dimension; what has another size goes into all of them.
 
-    Parts that would have fewer than ``least`` examples overlap.
+    Parts that would have fewer than ``least`` examples are shared by neighbours.
 
     >>> [part["x"].tolist() for part in split({"x": torch.arange(5), "scale": torch.ones(2)}, 2)]
     [[0, 1], [2, 3, 4]]
-    >>> [part.tolist() for part in split(torch.arange(5), 3, least=3)]
-    [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    >>> [part.tolist() for part in split(torch.arange(4), 4, least=2)]
+    [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
     size = size_of(batch)
     edges = [i * size // num_parts for i in range(num_parts + 1)]
     ends = list(pairwise(edges))
     if size // num_parts < least:
-        starts = [i * (size - least) // max(1, num_parts - 1) for i in range(num_parts)]
+        starts = [min(edge // least * least, size - least) for edge in edges[:-1]]
         ends = [(start, start + least) for start in starts]
 
     def part_of(start: int, end: int, leaf: Any) -> Any:

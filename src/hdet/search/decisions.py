@@ -69,6 +69,11 @@ class Lengths:
         return round(_LONGEST * self.ramp)
 
 
+LEAST_EXAMPLES = 4
+"""Examples of a trial in a step, if the batch has them. With one or two the gradient is so noisy that trials
+prefer learning rates that are two to ten times too low. Neighbours share parts of a small batch."""
+
+
 def num_parts(num_replicas: int, batch_size: int) -> int:
     """Say into how many parts a replica splits its batch, with a trial on each.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Adagrad, Optimizer
@@ -28,7 +29,7 @@ from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_searc
 from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
 from hdet.replicas.rows import size_of, split
 from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, reshard
-from hdet.search.decisions import num_parts, trial_shape
+from hdet.search.decisions import LEAST_EXAMPLES, num_parts, trial_shape
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR, set_rate
 from hdet.search.progress import ProgressLine
@@ -47,8 +48,7 @@ _CUT = (
     "your own: it is left whole"
 )
 _LEAST_FOR_BATCH_NORM = 16
-"""Examples in a part of a batch, for a model whose statistics are of the batch. Parts of four are so noisy
-that trials prefer learning rates ten times too low. Where a batch is too small, its parts overlap."""
+"""Examples of a trial in a step, for a model whose statistics are of the batch."""
 
 
 def find_lr(
@@ -153,7 +153,7 @@ class _TorchTrainee:
         self._is_shared = bool(self._everyone.within)
         self._group = ALONE if self._is_shared else self._everyone
         has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._model.modules())
-        self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else 1
+        self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else LEAST_EXAMPLES
         self.steps_shrink = isinstance(self._optimizer, Adagrad)
         self.saved = SavedTraining(self._model, self._optimizer, self._everyone)
         """It is put back after the search."""
@@ -162,6 +162,8 @@ class _TorchTrainee:
     def num_trials_at_once(self, batch: Any) -> int:
         smallest = int(min(self._of_all(float(size_of(batch)))))
         self._num_parts = num_parts(self._group.count, smallest)
+        if self._is_shared:  # ranks that see other data make a trial together
+            self._least_size = -(-self._least_size // len(set(self._of_all(_digest(batch)))))
         self._least_size = min(self._least_size, smallest)
         return self._group.count * self._num_parts
 
@@ -368,6 +370,12 @@ class _TorchTrainee:
         """Gather the number of every rank."""
         rows = exchange_within(self._everyone, [value])
         return [x for row in exchange(self._everyone, [row[0] for row in rows]) for x in row]
+
+
+def _digest(batch: Any) -> float:
+    """Give a number that tells batches apart."""
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return math.fsum(tensor.double().nan_to_num().sum().item() for tensor in tensors)
 
 
 def _mean(values: Sequence[float]) -> float:
