@@ -19,7 +19,7 @@ __all__ = ["Baseline", "baseline_of", "ratios", "table"]
 
 NEAR, FAR = (0.1, 1.0, 10.0), (0.01, 100.0)
 """Starts that users have, and starts that are far off."""
-ON_TOP, INSIDE, PLAIN = "hdet_find_on_top", "hdet_find", "plain_tail"
+ON_TOP, STEERED, INSIDE, PLAIN = "hdet_find_on_top", "hdet_steered_on_top", "hdet_find", "plain_tail"
 _SPLITS: tuple[Split, ...] = ("dev", "held out")
 
 
@@ -84,7 +84,8 @@ def table(records: Sequence[Record], *, seeds: Sequence[int]) -> str:
         there = [name for name in names(split) if baseline_of(records, name, seeds) is not None]
         if there:
             parts += [f"## {split.capitalize()}", _problems(records, there, seeds)]
-            parts += [_harm(records, there, seeds), _accuracy(records, there, seeds)]
+            parts += [_harm(records, there, seeds, ON_TOP, (*FAR, *NEAR)), _accuracy(records, there, seeds)]
+            parts += [_harm(records, there, seeds, STEERED, NEAR)]
             parts += ["### Equal budget", _methods(records, there, seeds)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -95,6 +96,7 @@ def _number(records: Sequence[Record], seeds: Sequence[int]) -> str:
     rows = [table_line(head), table_line(["---", *["---:"] * 6])]
     for label, method, starts in (
         ("found, from guesses 10 times off or right", ON_TOP, NEAR),
+        ("found and steered, from the same guesses", STEERED, NEAR),
         ("found, from guesses 100 times off", ON_TOP, FAR),
         ("the guess, 10 times off or right", PLAIN, NEAR),
         ("the guess, 100 times off", PLAIN, FAR),
@@ -149,7 +151,7 @@ def _overview(records: Sequence[Record], seeds: Sequence[int]) -> str:
 def _methods_of(records: Sequence[Record]) -> list[str]:
     """The methods that have the same number of steps."""
     kinds = dict.fromkeys(record["method"] for record in records)
-    return [method for method in kinds if method not in (SWEEP, AGAIN, ON_TOP)]
+    return [method for method in kinds if method not in (SWEEP, AGAIN, ON_TOP, STEERED)]
 
 
 def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
@@ -160,12 +162,18 @@ def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1], ordered[-1]
 
 
-def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int]) -> str:
+def _harm(
+    records: Sequence[Record],
+    there: Sequence[str],
+    seeds: Sequence[int],
+    method: str,
+    starts: Sequence[float],
+) -> str:
     """How often a run with the learning rate that was found ends worse than one with the guess."""
     harms, rights = [], []
     for problem in there:
-        for start in (*FAR, *NEAR):
-            ours = ratios(records, problem, ON_TOP, start, seeds)
+        for start in starts:
+            ours = ratios(records, problem, method, start, seeds)
             plain = ratios(records, problem, PLAIN, start, seeds)
             both = ours.keys() & plain.keys()
             if both:
@@ -178,8 +186,9 @@ def _harm(records: Sequence[Record], there: Sequence[str], seeds: Sequence[int])
         return ""
     bad = sorted((harm for harm in harms if harm[0] > 1.01), reverse=True)
     named = ", ".join(f"{problem} x{start:g} ({harm:.3f})" for harm, problem, start in bad)
+    what = "search on top" + ", with the thermostat" * (method == STEERED)
     return (
-        f"Over plain training with the tail from the same start, search on top: {len(bad)} of {len(harms)} "
+        f"Over plain training with the tail from the same start, {what}: {len(bad)} of {len(harms)} "
         f"cases are more than 1 % worse{': ' + named if bad else ''}. With a right guess these are "
         f"{sum(harm > 1.01 for harm in rights)} of {len(rights)}."
     )
