@@ -36,6 +36,9 @@ _JUMP = 0.25
 """Rise of the training loss above its lowest that counts as a jump, over that and over its fall."""
 _FALLEN = 0.1
 """Fall of ln LR after which it does not rise again."""
+_BY_HEART = 0.4
+"""How far the probe's loss is below the training loss, over the fall of the latter, where the probe is training
+data that the model knows by heart."""
 _TINY, _HUGE = 1e-12, 1e100
 
 
@@ -195,12 +198,25 @@ def has_jumped(rounds: Sequence[Round]) -> bool:
     return min(rise_of(rounds)) > _JUMP and rounds[-1].end > min(r.end for r in rounds[:-1])
 
 
+def knows_probe(rounds: Sequence[Round]) -> bool:
+    """Tell whether the model knows the probe by heart, so that progress there says nothing of other data.
+
+    >>> knows_probe([Round(k, k, 1.0, loss, loss, 5.0 - loss) for k, loss in enumerate((3.0, 2.0, 0.0))])
+    False
+    >>> knows_probe([Round(k, k, 1.0, loss, loss, 5.0 - k) for k, loss in enumerate((5.0, 3.0, 1.0))])
+    True
+    """
+    seen = _later_half(rounds)
+    fall = rounds[0].train - fmean(r.train for r in seen)
+    return fall > 0 and fmean(r.train - r.mean for r in seen) > _BY_HEART * fall
+
+
 def steered(state: ThermostatState, seen: Round, told: Thermostat) -> ThermostatState:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
     training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
-    it has fallen it does not rise again. Nothing moves before ``FIRST`` and after ``LAST``, where time gains
+    it has fallen it does not rise again, nor where the model knows the probe by heart. Nothing moves before ``FIRST`` and after ``LAST``, where time gains
     next to nothing any more, and where the loss has nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
@@ -228,7 +244,7 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
     # Where the learning rate has fallen, the loss falls with the noise, which looks like progress.
     has_fallen = state.log_factor < state.highest - _FALLEN
     rises = [rise_of(rounds[: k + 1])[0] for k in range(len(rounds) // 2 - 1, len(rounds))]
-    may_rise = not has_fallen and max(rises) <= _JUMP
+    may_rise = not has_fallen and max(rises) <= _JUMP and not knows_probe(rounds)
     return _moved(state, step if may_rise else min(0.0, step))
 
 
