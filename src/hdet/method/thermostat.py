@@ -37,8 +37,8 @@ _JUMP = 0.25
 _FALLEN = 0.1
 """Fall of ln LR after which it does not rise again."""
 _BY_HEART = 0.4
-"""How far the probe's loss is below the training loss, over the fall of the latter, where the probe is training
-data that the model knows by heart."""
+"""How far the probe's loss is below the training loss, over the fall of the latter, where the model knows the
+probe by heart."""
 _TINY, _HUGE = 1e-12, 1e100
 
 
@@ -216,8 +216,9 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
     training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
-    it has fallen it does not rise again, nor where the model knows the probe by heart. Nothing moves before ``FIRST`` and after ``LAST``, where time gains
-    next to nothing any more, and where the loss has nearly vanished and averaging would halve the rest.
+    it has fallen it does not rise again, nor does it where the model knows the probe by heart. Nothing moves
+    before ``FIRST`` and after ``LAST``, where time gains next to nothing any more, and where the loss has
+    nearly vanished and averaging would halve the rest.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds, reading=Reading())
