@@ -25,11 +25,12 @@ REMEDY = "write hdet.Probe([(x, y)], loss)"
 class Probe:
     """Scores a model on held-out data, so that a run can be steered by it.
 
-    The data must be held out: a run that is scored on what it trains on learns nothing from it. Keep other
-    data for the final test. On several ranks give each rank its part of the data, or all of it to every rank.
+    For a weight decay the data must be held out: a run that is scored on what it trains on learns nothing of
+    it. For a :class:`hdet.Thermostat` a few training batches do. Keep other data for the final test. On
+    several ranks give each rank its part of the data, or all of it to every rank.
 
     Args:
-        batches: held-out batches, such as a DataLoader or a list. They are read once and kept.
+        batches: such as a DataLoader or a list. They are read once and kept.
         loss: ``loss(model, batch)``, a mean over the examples, as for :func:`hdet.find_lr`.
 
     >>> data = torch.randn(400, 3)
