@@ -29,6 +29,8 @@ from research.zoo.problem import Problem
 
 __all__ = ["METHODS", "nes_step"]
 
+_LEAST_STEERED = 250
+"""Steps, with those of the search, of a run that is long enough for a thermostat."""
 _NUM_PROBED = 4
 """Training batches that a thermostat is judged on."""
 
@@ -170,14 +172,14 @@ METHODS = (
         name="hdet_steered",
         description="hdet_find, with the thermostat, whose probe are the first training batches",
         run=partial(_find, is_on_top=False, is_steered=True),
-        least_steps=LEAST_STEPS,
+        least_steps=_LEAST_STEERED,
         is_default=False,
     ),
     Method(
         name="hdet_steered_on_top",
         description="hdet_steered, but the run after the search has all steps of the budget",
         run=partial(_find, is_on_top=True, is_steered=True),
-        least_steps=LEAST_STEPS,
+        least_steps=_LEAST_STEERED,
         is_default=False,
     ),
     Method(

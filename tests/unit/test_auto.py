@@ -87,7 +87,7 @@ def train(auto: Any, model: nn.Module, optimizer: Any, rank: int, steps: int) ->
 def _on_ranks(rank: int) -> tuple[Any, ...]:
     net = Net()
     model = DistributedDataParallel(net)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     batches = [batch(rank, step) for step in range(100)]
     found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=400)
     auto = hdet.AutoLR(optimizer, total_steps=400, model=model, found=found)
@@ -100,7 +100,7 @@ def test_it_finds_and_trains_on_ranks():
     assert 10 < found["lr"] / 1e-4 < 1e4
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert "step 400 of 400, 2 replicas" in summary
-    assert "your guess was 0.0001). The best one is probably between" in summary
+    assert "your guess was 0.001). The best one is probably between" in summary
 
 
 def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:

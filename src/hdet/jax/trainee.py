@@ -16,7 +16,7 @@ import optax  # pyright: ignore[reportMissingImports]
 from hdet.checks import require_kind
 from hdet.jax.optax_state import write_values
 from hdet.jax.trial_mesh import TrialMesh, size_of, split
-from hdet.search.decisions import LEAST_EXAMPLES, num_parts, trial_shape
+from hdet.search.decisions import least_examples, num_parts, trial_shape
 
 Loss = Callable[[Any, Any], jax.Array]
 
@@ -142,7 +142,7 @@ class JaxTrainee:
     ) -> tuple[Any, Any, Any]:
         """Make one step of the trials from ``first`` on."""
         is_alive, num_bad = health
-        parts, axes = split(batch, self._num_trials, least=LEAST_EXAMPLES)
+        parts, axes = split(batch, self._num_trials, least=least_examples(size_of(batch)))
 
         def row_of(leaf: Any, axis: int | None) -> Any:
             if axis is None:

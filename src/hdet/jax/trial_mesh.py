@@ -123,7 +123,7 @@ def split(batch: Any, num_parts: int, *, least: int = 1) -> tuple[Any, Any]:
     [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
     size = size_of(batch)
-    each, least = size // num_parts, min(size, least)
+    each = size // num_parts
     leaves, structure = jax.tree.flatten(batch)
     are_split = [jnp.ndim(leaf) > 0 and leaf.shape[0] == size for leaf in leaves]
     starts = [min(i * size // num_parts // least * least, size - least) for i in range(num_parts)]

@@ -29,7 +29,7 @@ from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_searc
 from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
 from hdet.replicas.rows import size_of, split
 from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, reshard
-from hdet.search.decisions import LEAST_EXAMPLES, num_parts, trial_shape
+from hdet.search.decisions import least_examples, num_parts, trial_shape
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR, set_rate
 from hdet.search.progress import ProgressLine
@@ -144,6 +144,7 @@ class _TorchTrainee:
     _has_loss: bool = False
     _num_bad: int = 0
     _num_parts: int = 1
+    _least_size: int = 1
     _has_rows: bool = True
     """Trials can be made in one pass, as far as is known."""
     _averager: Averager | None = None
@@ -152,8 +153,7 @@ class _TorchTrainee:
         # The ranks of a sharded model make every trial together.
         self._is_shared = bool(self._everyone.within)
         self._group = ALONE if self._is_shared else self._everyone
-        has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._model.modules())
-        self._least_size = _LEAST_FOR_BATCH_NORM if has_batch_norm else LEAST_EXAMPLES
+        self._has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._model.modules())
         self.steps_shrink = isinstance(self._optimizer, Adagrad)
         self.saved = SavedTraining(self._model, self._optimizer, self._everyone)
         """It is put back after the search."""
@@ -162,9 +162,10 @@ class _TorchTrainee:
     def num_trials_at_once(self, batch: Any) -> int:
         smallest = int(min(self._of_all(float(size_of(batch)))))
         self._num_parts = num_parts(self._group.count, smallest)
-        if self._is_shared:  # ranks that see other data make a trial together
-            self._least_size = -(-self._least_size // len(set(self._of_all(_digest(batch)))))
-        self._least_size = min(self._least_size, smallest)
+        # The ranks of a sharded model that see other data make a trial together.
+        num_together = len(set(self._of_all(_digest(batch)))) if self._is_shared else 1
+        least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else least_examples(num_together * smallest)
+        self._least_size = min(-(-least // num_together), smallest)
         return self._group.count * self._num_parts
 
     def has_enough(self, batch: Any) -> bool:
