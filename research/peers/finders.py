@@ -29,7 +29,7 @@ from research.zoo.problem import Problem
 
 __all__ = ["METHODS", "nes_step"]
 
-_LEAST_STEERED = 250
+_LEAST_STEERED = 300
 """Steps, with those of the search, of a run that is long enough for a thermostat."""
 _NUM_PROBED = 4
 """Training batches that a thermostat is judged on."""

@@ -86,14 +86,15 @@ def num_parts(num_replicas: int, batch_size: int) -> int:
 
 
 def least_examples(batch_size: int) -> int:
-    """Say how many examples a trial sees in a step at least: not more than half of a batch.
+    """Say how many examples a trial sees in a step at least.
 
-    With all of it, trials have less noise than eighths of a batch, for which the answer is made.
+    Never more than half of a batch: then trials have less noise than eighths of it, for which the answer is
+    made. Where there are too few for eight trials, they are likely large ones, and one is enough.
 
-    >>> least_examples(32), least_examples(6), least_examples(1)
-    (4, 3, 1)
+    >>> least_examples(32), least_examples(8), least_examples(6)
+    (4, 4, 1)
     """
-    return max(1, min(_LEAST_EXAMPLES, batch_size // 2))
+    return _LEAST_EXAMPLES if batch_size >= 2 * _LEAST_EXAMPLES else 1
 
 
 def lengths(total_steps: int, num_places: int) -> Lengths:
