@@ -86,7 +86,7 @@ def num_parts(num_replicas: int, batch_size: int) -> int:
 
 
 def least_examples(batch_size: int) -> int:
-    """Say how many examples a trial sees in a step at least.
+    """Say how many examples of the joint batch of all replicas a trial sees in a step at least.
 
     Never more than half of a batch: then trials have less noise than eighths of it, for which the answer is
     made. Where there are too few for eight trials, they are likely large ones, and one is enough.

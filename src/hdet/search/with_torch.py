@@ -164,7 +164,8 @@ class _TorchTrainee:
         self._num_parts = num_parts(self._group.count, smallest)
         # The ranks of a sharded model that see other data make a trial together.
         num_together = len(set(self._of_all(_digest(batch)))) if self._is_shared else 1
-        least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else least_examples(num_together * smallest)
+        joint = self._group.count * num_together * smallest
+        least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else least_examples(joint)
         self._least_size = min(-(-least // num_together), smallest)
         return self._group.count * self._num_parts
 
