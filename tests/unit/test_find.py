@@ -179,6 +179,20 @@ def test_trials_of_a_model_with_batch_norm_see_sixteen_examples():
     assert sizes == {24, 16} and len(found.trials) >= 8  # the ramp, and eight trials on parts that overlap
 
 
+@pytest.mark.parametrize(("size", "of_trials"), [(64, {8}), (16, {4}), (8, {4}), (6, {1})])
+def test_trials_see_four_examples_where_a_batch_has_eight(size, of_trials):
+    net, sizes = nn.Linear(4, 1), set()
+
+    def loss_of(model, x):
+        if torch.is_grad_enabled():
+            sizes.add(len(x))
+        return (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    batches = [torch.randn(size, 4) for _ in range(20)]
+    hdet.find_lr(net, torch.optim.SGD(net.parameters(), lr=1e-3), batches, loss_of, total_steps=100)
+    assert sizes == {size} | of_trials
+
+
 def test_adagrad_gets_more_than_its_trials_say():
     net = nn.Linear(4, 1)
     batches = [torch.randn(16, 4) for _ in range(20)]
