@@ -165,8 +165,9 @@ class _TorchTrainee:
         # The ranks of a sharded model that see other data make a trial together.
         num_together = len(set(self._of_all(_digest(batch)))) if self._is_shared else 1
         joint = self._group.count * num_together * smallest
-        least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else least_examples(joint)
-        self._least_size = min(-(-least // num_together), smallest)
+        # BatchNorm has the statistics of what a rank sees by itself.
+        least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else -(-least_examples(joint) // num_together)
+        self._least_size = min(least, smallest)
         return self._group.count * self._num_parts
 
     def has_enough(self, batch: Any) -> bool:
