@@ -16,17 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import hdet
-from tests.helpers.models import Net, batch, make_optimizer, parameter_groups
+from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, train_step
+from tests.helpers.ranks import of_both, train
 from tests.helpers.replicas import end_processes, run_replicas
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, t: int) -> torch.Tensor:
-    x, y = batch(rank, t)
-    loss = (model(x) - y).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 class SharedGradients(nn.Module):
@@ -511,6 +503,27 @@ def test_warm_start_differs_by_replica_after_wrapping() -> None:
     assert len({tuple(after.tolist()) for _, after in results}) == 4
     again = run_replicas(run_warm_start, 4)
     assert all(torch.equal(a[1], b[1]) for a, b in zip(results, again, strict=True))
+
+
+def run_from_warm_start(rank, when):
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    if when == "before":
+        hdet.warm_start(model, 0.05)
+    equal = [hdet.LearningRate(0.0)]  # nothing else to sync for
+    ensemble = hdet.Ensemble(optimizer, model=model, explore=equal, sync_every=5)
+    if when == "after":
+        ensemble.warm_start(0.05)
+    apart = not torch.equal(*of_both(net.w1))
+    train(ensemble, model, optimizer, rank, range(10))
+    return apart, torch.equal(*of_both(net.w1))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_warm_start_is_averaged_at_the_first_sync(when):
+    assert run_replicas(run_from_warm_start, 2, when) == [(True, True)] * 2
 
 
 # --- saving and resuming --------------------------------------------------------------------------------

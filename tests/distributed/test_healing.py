@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from tests.helpers.models import batch
+from tests.helpers.models import Net, batch
+from tests.helpers.ranks import message_of, of_both, train
 from tests.helpers.replicas import run_replicas
 
 SYNC_EVERY, LAST = 5, 30
@@ -237,3 +238,127 @@ def _a_group_of_the_world(rank: int) -> float:
 
 def test_healing_within_a_process_group() -> None:
     assert run_replicas(_a_group_of_the_world, 4) == [5.0] * 4
+
+
+# --- parameters of any kind, and an ensemble without a recipe ----------------------------------------
+
+
+def build(rank, **settings):
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    settings = {
+        "explore": [hdet.LearningRate(0.0)],
+        "sync_every": 5,
+        "records": hdet.Records(),
+        "total_steps": 40,
+    } | settings
+    return net, model, optimizer, hdet.Ensemble(optimizer, model=model, **settings)
+
+
+def _nan_in_a_gradient(rank, how):
+    net, model, optimizer, ensemble = build(rank, average_tail=0.5)
+
+    def spoil(step):
+        if step == 7 and rank == 1:
+            with torch.no_grad():
+                net.w1[0, 0] = torch.nan  # its loss is NaN, and DDP gives the NaN to all
+
+    if how == "sync":
+        return message_of(
+            hdet.AllReplicasFailedError, lambda: train(ensemble, model, optimizer, rank, range(10), spoil)
+        )
+    train(ensemble, model, optimizer, rank, range(9), spoil)
+    act = {"save": ensemble.state_dict, "converge": ensemble.converge, "finish": ensemble.finish}[how]
+    return message_of(hdet.NotFiniteError, act)
+
+
+@pytest.mark.parametrize("how", ["sync", "save", "converge", "finish"])
+def test_nan_is_found_where_nothing_is_explored(how):
+    for message in run_replicas(_nan_in_a_gradient, 2, how):
+        assert "not finite" in message
+        assert "resume from the last checkpoint" in message
+
+
+def _one_bad_replica(rank):
+    records = hdet.Records()
+    net, model, optimizer, ensemble = build(rank, records=records)
+    train(ensemble, model, optimizer, rank, range(4))
+    if rank == 1:  # a fault of this rank alone, after its last step of the round
+        optimizer.register_step_post_hook(
+            lambda *_: net.w1.data.fill_(torch.nan) if ensemble.num_steps == 4 else None
+        )
+    train(ensemble, model, optimizer, rank, range(4, 20))
+    weights = [torch.equal(*of_both(p)) for p in net.parameters()]
+    moments = [torch.equal(*of_both(optimizer.state[p]["exp_avg"])) for p in net.parameters()]
+    return weights, moments, [record.excluded for record in records]
+
+
+def test_one_bad_replica_is_healed_where_nothing_is_explored():
+    (weights, moments, excluded), _ = run_replicas(_one_bad_replica, 2)
+    assert all(weights) and all(moments)
+    assert excluded == [{1: "parameters are not finite"}, {}, {}, {}]
+
+
+def _drifting(rank, size):
+    net, model, optimizer, ensemble = build(rank)
+
+    def spoil(step):
+        if step == 2 and rank == 1:
+            with torch.no_grad():
+                net.b2.mul_(1 + size)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        message = message_of(
+            hdet.ReplicasDifferError, lambda: train(ensemble, model, optimizer, rank, range(5), spoil)
+        )
+    told = [str(w.message) for w in caught if issubclass(w.category, hdet.HdetWarning)]
+    return message, told, all(torch.equal(*of_both(p)) for p in net.parameters())
+
+
+def test_replicas_that_drift_apart_are_found_and_named():
+    for message, _, _ in run_replicas(_drifting, 2, 0.2):
+        assert "at step 5 all replicas must hold the same parameters" in message
+        assert "'b2' by" in message
+
+
+def test_rounding_is_averaged_away_with_a_word():
+    (message, told, are_equal), (_, silent, _) = run_replicas(_drifting, 2, 1e-12)
+    assert message == "nothing was raised"
+    assert len(told) == 1 and "differ by rounding" in told[0] and not silent
+    assert are_equal
+
+
+def _two_optimizers(rank):
+    """hdet sees one of them; the other has another learning rate on every rank."""
+    torch.manual_seed(0)
+    net = Net()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam([net.w1, net.b1], lr=0.01)
+    other = torch.optim.Adam([net.w2, net.b2], lr=0.01 * (1 + rank))
+    ensemble = hdet.Ensemble(
+        optimizer,
+        model=model,
+        explore=[hdet.LearningRate(0.0)],
+        sync_every=10,
+        controller=hdet.Guard(),
+        total_steps=400,
+    )
+
+    def run():
+        for step in range(200):
+            x, y = batch(rank, step)
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad(), other.zero_grad()
+            loss.backward()
+            optimizer.step(), other.step()
+            ensemble.step(loss)
+
+    return message_of(hdet.ReplicasDifferError, run)
+
+
+def test_a_second_optimizer_that_parts_the_replicas_is_found():
+    for message in run_replicas(_two_optimizers, 2):
+        assert "give hdet the optimizer of all trained parameters" in message

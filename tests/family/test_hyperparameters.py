@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import hdet
+from tests.helpers.errors import error_of
+from tests.helpers.models import linear
 from tests.helpers.replicas import run_replicas
 
 
@@ -562,3 +564,37 @@ def test_a_replica_whose_probe_is_not_finite_is_left_out() -> None:
 def test_bad_settings(build: Callable, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build()
+
+
+@pytest.mark.parametrize(
+    "explore", [hdet.WeightDecay(), hdet.WeightDecay, [hdet.WeightDecay], "weight_decay", ["weight_decay"]]
+)
+def test_what_is_explored_is_a_list_of_objects(explore: Any):
+    model, optimizer = linear(0.01)
+    for build in (hdet.AutoLR, hdet.Ensemble):
+        text = error_of(build, optimizer, total_steps=100, model=model, explore=explore)
+        assert text.startswith("explore must") and text.endswith(": write [hdet.WeightDecay()]")
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_a_remedy_names_what_needs_arguments_as_such():
+    model, optimizer = linear(0.01)
+    for given, write in ((hdet.Dropout, "[hdet.Dropout(...)]"), (3, "[hdet.LearningRate()]")):
+        assert error_of(hdet.Ensemble, optimizer, model=model, explore=[given]).endswith(f"write {write}")
+
+
+def test_a_weight_decay_is_set_in_the_optimizer_and_auto_is_a_start():
+    assert error_of(hdet.WeightDecay, start=0.1) == (
+        "start must be 'auto' or None, got 0.1: set weight_decay=0.1 in the optimizer"
+    )
+    assert "got 'Auto': write start='auto'" in error_of(hdet.WeightDecay, start="Auto")
+    assert error_of(hdet.WeightDecay, "auto").endswith("got 'auto': write start='auto'")
+    assert hdet.WeightDecay(start="auto").start == "auto"
+
+
+def test_a_weight_decay_of_zero_is_told_with_what_to_set():
+    _, optimizer = linear(0.01, weight_decay=0.0)
+    with pytest.warns(hdet.NoEffectWarning, match=r"explored\. Set weight_decay=0\.01 in the optimizer$"):
+        assert hdet.WeightDecay().tunables(optimizer) == []
+    with pytest.warns(hdet.NoEffectWarning, match="nothing is explored$"):  # it has none to set
+        assert hdet.WeightDecay().tunables(torch.optim.Rprop([nn.Parameter(torch.ones(2))])) == []

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Net", "batch", "make_optimizer", "parameter_groups"]
+__all__ = [
+    "Net",
+    "batch",
+    "linear",
+    "loss_of",
+    "make_optimizer",
+    "mean_square",
+    "parameter_groups",
+    "train_linear",
+    "train_step",
+]
 
 
 class Net(nn.Module):
@@ -55,3 +67,43 @@ def make_optimizer(name: str, groups: list[dict]) -> torch.optim.Optimizer:
         return torch.optim.Adam(groups, lr=0.1)
     assert name == "adamw"
     return torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
+
+
+def loss_of(model: nn.Module, data: Any) -> Tensor:
+    """The squared error on a pair of inputs and targets."""
+    x, y = data
+    return (model(x) - y).square().mean()
+
+
+def mean_square(model: nn.Module, x: Tensor) -> Tensor:
+    """A loss that needs no targets: the outputs are to be zero."""
+    return model(x).square().mean()
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, replica: int, step: int) -> Tensor:
+    """Step the optimizer with the batch of one replica; return its loss."""
+    loss = loss_of(model, batch(replica, step))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def linear(lr: float = 0.1, **settings: Any) -> tuple[nn.Linear, torch.optim.AdamW]:
+    """A linear model of three inputs, always with the same weights, and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr, **settings)
+
+
+def train_linear(model: nn.Module, optimizer: Any, scheduler: Any, num_steps: int) -> list[float]:
+    """Train what :func:`linear` made; return the learning rate after each step."""
+    rates = []
+    for step in range(num_steps):
+        loss = mean_square(model, torch.full((4, 3), 1.0 + step % 3))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates

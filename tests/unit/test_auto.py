@@ -20,7 +20,7 @@ from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import evaluate, run
 from hdet.method.recipe import Recipe
 from hdet.replicas.rows import join
-from tests.helpers.models import Net, batch
+from tests.helpers.models import Net, batch, linear, mean_square
 from tests.helpers.replicas import run_replicas
 
 STEPS, REPLICAS = 200, 8
@@ -236,3 +236,23 @@ def test_a_number_of_an_epoch_is_no_loss():
     auto = hdet.AutoLR(optimizer, total_steps=60)
     with pytest.raises(TypeError, match=r"got the integer 3: step.. takes the loss, not the number"):
         auto.step(3)
+
+
+def test_auto_lr_does_not_train_with_a_learning_rate_of_zero():
+    model, optimizer = linear(lr=0.0)
+    with pytest.raises(
+        ValueError, match="lr must be above 0 in one group at least, got 0 in all: give any guess"
+    ):
+        hdet.AutoLR(optimizer, total_steps=100, model=model)
+
+
+def test_a_summary_tells_what_was_found_after_a_resume_too():
+    model, optimizer = linear(1e-4)
+    data = [torch.randn(16, 3) for _ in range(9)]
+    found = hdet.find_lr(model, optimizer, data, mean_square, total_steps=100)
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, found=found)
+    auto.converge()
+    model, optimizer = linear(1e-4)
+    resumed = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    resumed.load_state_dict(auto.state_dict())
+    assert resumed.summary().splitlines()[0] == f"found: {found}"

@@ -15,13 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet.replicas.rows import join
 from hdet.search.decisions import Trial, answer
-from tests.helpers.models import Net, batch
+from tests.helpers.errors import error_of
+from tests.helpers.models import Net, batch, linear, loss_of, mean_square
 from tests.helpers.replicas import run_replicas
 
-
-def loss_of(model, data):
-    x, y = data
-    return (model(x) - y).square().mean()
+X, Y = torch.randn(200, 3), torch.randn(200, 1)
 
 
 def batches_of(replica):
@@ -448,3 +446,60 @@ def test_a_search_that_cannot_tell_says_so_in_the_log(caplog):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     found = hdet.find_lr(net, optimizer, batches_of(0), lambda m, d: 0 * loss_of(m, d) + 1, total_steps=500)
     assert found.is_guess and "could not tell" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (
+            {"total_steps": 10**12},
+            ValueError,
+            "must be at most 100000000.*not examples or tokens",
+        ),
+        (
+            {"batches": None},
+            TypeError,
+            "batches must be a DataLoader or a list of batches.* got None",
+        ),
+        ({"probe": torch.zeros(0, 3)}, ValueError, "probe must hold at least one example, got none"),
+    ],
+)
+def test_a_search_names_what_is_wrong(wrong: dict, error: type[Exception], words: str):
+    model, optimizer = linear()
+    settings = {"batches": [torch.randn(16, 3)] * 9, "loss": mean_square, "total_steps": 100} | wrong
+    with pytest.raises(error, match=words):
+        hdet.find_lr(model, optimizer, **settings)
+
+
+@pytest.mark.parametrize(("returned", "remedy"), [(None, "give the loss alone"), (0.5, "leave out .item")])
+def test_a_loss_function_that_returns_no_tensor_is_told_what_to_return(returned, remedy: str):
+    model, optimizer = linear()
+    data = [torch.randn(16, 3)] * 9
+    with pytest.raises(TypeError, match=f"loss must return a tensor with one element, got .*: {remedy}"):
+        hdet.find_lr(model, optimizer, data, lambda model, batch: returned, total_steps=100)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.MSELoss(), lambda batch, model: loss_of(model, batch)]
+)
+def test_a_loss_that_takes_something_else_is_told_and_nothing_has_changed(loss):
+    model, optimizer = linear(0.01)
+    before = model.weight.detach().clone()
+    text = error_of(hdet.find_lr, model, optimizer, [(X, Y)], loss, total_steps=100)
+    assert text.startswith("loss must be a function loss(model, batch), with the model first, but it failed")
+    assert "a value of type tuple and length 2 (" in text and ": write def loss(model, batch)" in text
+    assert torch.equal(model.weight, before) and optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_an_error_of_torch_keeps_its_type():
+    model, optimizer = linear(0.01)
+
+    def loss(model, batch):
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        hdet.find_lr(model, optimizer, [(X, Y)], loss, total_steps=100)
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes") as caught:
+        hdet.find_lr(model, optimizer, [(X[:, :2], Y)], loss_of, total_steps=100)
+    if hasattr(caught.value, "__notes__"):
+        assert "hdet called loss(model, batch), with the model first" in caught.value.__notes__[0]

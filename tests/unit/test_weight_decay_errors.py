@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import hdet
+from tests.helpers.models import linear
 
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -187,3 +189,70 @@ def test_weights_that_are_frozen_are_left_out_of_a_look():
         slopes.append([record.slope for record in records if record.slope])
     assert len(slopes[0]) == 15
     assert slopes[0] == slopes[1]
+
+
+# --- a weight decay that cannot move ------------------------------------------------------------------
+
+
+def run(auto: hdet.AutoLR, optimizer: torch.optim.Optimizer, *losses: float, steps: int = 100) -> None:
+    for _ in range(steps):
+        optimizer.step()
+        auto.step(*losses)
+
+
+@pytest.mark.filterwarnings("ignore:no loss was given to step.., so the guard")
+def test_a_run_without_losses_is_told_that_the_weight_decay_stays():
+    model, optimizer = linear(0.01)
+    auto = auto_of(optimizer, model)
+    with pytest.warns(hdet.HdetWarning, match=r"the weight decay cannot be moved: call step\(loss\)") as told:
+        run(auto, optimizer)
+    assert sum("weight decay" in str(one.message) for one in told) == 1
+    assert "weight_decay: 0.01, no look yet at held-out data" in auto.summary()
+
+
+def test_a_held_out_loss_that_is_not_finite_is_told_once():
+    model, optimizer = linear(0.01)
+    spoilt = torch.randn(200, 3)
+    spoilt[150] = torch.nan
+    auto = auto_of(optimizer, model, probe=hdet.Probe([spoilt], loss_of))
+    with pytest.warns(hdet.HdetWarning) as told:
+        run(auto, optimizer, 0.5)
+    assert [str(one.message).partition(",")[0] for one in told] == [
+        "the loss on the probe is not finite at step 20"
+    ]
+
+
+def test_the_summary_tells_of_a_weight_decay_that_was_kept():
+    model, optimizer = linear(0.01)
+    auto = auto_of(
+        optimizer, model, probe=hdet.Probe([torch.randn(200, 3)], lambda m, x: loss_of(m, x) * 0 + 1)
+    )
+    run(auto, optimizer, 0.5)
+    assert auto.summary().endswith("\nweight_decay: 0.01, kept in 15 looks at held-out data")
+
+
+def test_frozen_weights_and_too_short_runs_are_warned_of():
+    model, optimizer = linear(0.01)
+    with pytest.warns(
+        hdet.NoEffectWarning, match="total_steps=8 with sync_every=5 leaves 1. Pass sync_every=1"
+    ):
+        auto_of(optimizer, model, total_steps=8).close()
+    model.requires_grad_(False)
+    with pytest.warns(hdet.NoEffectWarning, match="found only parameters with requires_grad=False"):
+        auto = auto_of(optimizer, model)
+    run(auto, optimizer, 0.5)
+    assert auto.base["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"explore": []}, "the probe is not used"),
+        ({"explore": [hdet.WeightDecay(0.1)]}, r"For a weight decay of 0\.1 set weight_decay=0\.1 in the"),
+        ({"controller": hdet.Controller()}, "a controller is given, so held-out data does not move the"),
+    ],
+)
+def test_what_is_not_used_is_warned_of(told: dict[str, Any], words: str):
+    model, optimizer = linear(0.01)
+    with pytest.warns(hdet.HdetWarning, match=words):
+        auto_of(optimizer, model, **told)

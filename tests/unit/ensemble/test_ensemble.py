@@ -12,7 +12,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hdet
-from hdet.replicas import ReplicaGroup
+from hdet.ensemble.sync import LossTable, excluded_replicas
+from hdet.replicas import ReplicaGroup, Report
+from hdet.replicas.losses import LossSum
 
 
 def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
@@ -419,6 +421,14 @@ def test_no_healthy_replica_is_an_error_that_says_what_to_do() -> None:
     optimizer.step()
     with pytest.raises(hdet.AllReplicasFailedError, match=r"at step 1 .* not finite.* resume from the last"):
         ensemble.step(1.0)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_nan_of_all_names_the_hook_where_one_batch_may_have_spread_it(num_replicas: int):
+    reports = [Report(LossSum(), False, None)] * num_replicas
+    with pytest.raises(hdet.AllReplicasFailedError, match="with a lower learning rate") as failure:
+        excluded_replicas(LossTable(num_replicas), reports, 7)
+    assert ("hdet.finite_mean_hook" in str(failure.value)) == (num_replicas > 1)
 
 
 # --- replay ---------------------------------------------------------------------------------------

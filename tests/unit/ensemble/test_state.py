@@ -1,6 +1,7 @@
 """A state that does not fit is refused, and the ensemble is as before."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
 
 import hdet
+from tests.helpers.models import linear, train_linear
 
 
 def loss_of(model, x):
@@ -263,3 +265,40 @@ def test_a_drop_in_scheduler_is_as_before_too():
     with pytest.raises(ValueError, match="num_steps must be an integer of at least 0, got -3"):
         other.load_state_dict(state)
     assert other.state_dict() == before
+
+
+def train_and_save(model, optimizer) -> dict:
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, sync_every=5)
+    train_linear(model, optimizer, auto, 10)
+    auto.converge()
+    return auto.state_dict()
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes():
+    model, optimizer = linear()
+    state = train_and_save(model, optimizer)
+    other = nn.Linear(4, 1)
+    auto = hdet.AutoLR(torch.optim.AdamW(other.parameters(), lr=0.1), total_steps=100, model=other)
+    with pytest.raises(ValueError, match="a run that trains 5 parameters, got one of 4: build the model"):
+        auto.load_state_dict(state)
+    assert auto.num_steps == 0
+
+
+def test_a_state_of_other_rounds_is_told(caplog: pytest.LogCaptureFixture):
+    state = train_and_save(*linear())
+    model, optimizer = linear()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model, sync_every=7)
+    with caplog.at_level(logging.WARNING):
+        auto.load_state_dict(state)
+    assert "rounds of 5 steps, and these have 7" in caplog.text
+
+
+def test_a_state_without_these_entries_still_loads():
+    state = train_and_save(*linear())
+    old = {
+        name: value for name, value in state.items() if name not in ("sync_every", "num_elements", "found")
+    }
+    model, optimizer = linear()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    auto.load_state_dict(old)
+    assert auto.num_steps == 10

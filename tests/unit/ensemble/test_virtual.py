@@ -494,3 +494,33 @@ def test_a_probe_that_returns_no_number_is_named() -> None:
     ensemble = build(nn.Linear(3, 2), sync_every=1, probe=lambda m: "low")
     with pytest.raises(TypeError, match="probe must return a tensor with one element or a number, got 'low'"):
         ensemble.step(torch.ones(5, 3))
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_of_a_data_loader_is_one_batch_for_all_replicas(kind: type, vectorize: bool):
+    def pairs(model: nn.Module, batch) -> torch.Tensor:
+        x, y = batch
+        return (model(x) - y[:, :1]).square().mean()
+
+    model = nn.Linear(3, 1)
+    ensemble = build(model, loss=pairs, num_replicas=2, vectorize=vectorize)
+    batch = kind([torch.ones(4, 3), torch.full((4, 3), 2.0)])
+    expected = pairs(model, batch).item()
+    assert ensemble.step(batch).tolist() == pytest.approx([expected, expected])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({}, TypeError, r"must be given either batch or batches, got neither: pass step\(batch\)"),
+        ({"batch": torch.ones(4, 3), "batches": [torch.ones(4, 3)] * 2}, TypeError, "got both"),
+        ({"batches": [torch.ones(4, 3)] * 3}, ValueError, r"batches must be 2, one per replica, got 3"),
+        ({"batches": torch.ones(2, 4, 3)}, TypeError, "batches must be a list of 2 batches, one per replica"),
+    ],
+)
+def test_what_a_step_of_virtual_replicas_is_given_is_said_explicitly(given, error, words: str):
+    ensemble = build(nn.Linear(3, 1), num_replicas=2)
+    with pytest.raises(error, match=words):
+        ensemble.step(**given)
+    assert ensemble.engine.num_steps == 0

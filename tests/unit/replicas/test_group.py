@@ -1,9 +1,11 @@
 import warnings
 
 import pytest
+import torch
 
 import hdet
 from hdet.replicas import ReplicaGroup, group
+from tests.helpers.models import linear, mean_square
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +35,14 @@ def test_a_process_alone_and_other_ranks_say_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ReplicaGroup.of(None).count == 1
+
+
+def test_replicas_that_are_no_process_group_are_called_replicas():
+    model, optimizer = linear()
+    words = "^replicas must be None while torch.distributed is not running, got 'all': call"
+    with pytest.raises(ValueError, match=words):
+        hdet.Ensemble(optimizer, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.AutoLR(optimizer, total_steps=100, model=model, replicas="all")
+    with pytest.raises(ValueError, match=words):
+        hdet.find_lr(model, optimizer, [torch.ones(4, 3)], mean_square, total_steps=100, replicas="all")

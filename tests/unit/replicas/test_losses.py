@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+import hdet
 from hdet.replicas.losses import LossMeter
+from tests.helpers.models import linear
 
 
 def test_mean_divides_by_what_was_seen() -> None:
@@ -51,3 +53,18 @@ def test_the_loss_may_change_afterwards_and_keeps_no_graph() -> None:
 def test_bad_losses(loss: object, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         LossMeter().add(loss)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (torch.tensor(3), "got torch.int64: a loss is no whole number"),
+        ((torch.tensor(0.5), torch.tensor(1.0)), "got .* of type tuple"),
+        ([torch.tensor(0.5)], "got .* of type list"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss, words: str):
+    model, optimizer = linear()
+    auto = hdet.AutoLR(optimizer, total_steps=100, model=model)
+    with pytest.raises(TypeError, match=words):
+        auto.step(loss)

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer, lr_scheduler
 
 import hdet
 from hdet.replicas.optimizers import plain_model, without_ddp
 from tests.helpers.models import Net, batch
+from tests.helpers.ranks import message_of, train
+from tests.helpers.replicas import run_replicas
 
 
 class Accelerated(Optimizer):
@@ -209,6 +212,41 @@ def test_a_compiled_model_is_the_one_inside() -> None:
     )
     ensemble.step(1.0)
     assert seen == [False] and net.training
+
+
+def _compiled(rank):
+    torch.manual_seed(0)
+    net = Net()
+    ddp = DistributedDataParallel(net)
+    model = torch.compile(ddp, backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    data = [batch(rank, step) for step in range(20)]
+    seen = set()
+
+    def loss(model, data):
+        seen.add(type(model).__name__)
+        return (model(data[0]) - data[1]).square().mean()
+
+    found = hdet.find_lr(model, optimizer, data, loss, total_steps=100)
+    ensemble = hdet.Ensemble(
+        optimizer, model=model, explore=[hdet.LearningRate(0.0)], sync_every=5, records=hdet.Records()
+    )
+
+    def spoil(step):
+        if step == 2 and rank == 1:
+            with torch.no_grad():
+                net.b2.mul_(1.2)
+
+    told = message_of(
+        hdet.ReplicasDifferError, lambda: train(ensemble, model, optimizer, rank, range(5), spoil)
+    )
+    return found.lr, seen, told
+
+
+def test_a_compiled_ddp_model_is_searched_and_named_as_the_one_inside():
+    (lr, seen, told), (other, _, _) = run_replicas(_compiled, 2)
+    assert lr == other and seen == {"Net"}
+    assert "'b2' by" in told
 
 
 # --- refused by name ------------------------------------------------------------------------------

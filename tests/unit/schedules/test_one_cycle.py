@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.method.fan_out import multipliers, permutation
-from tests.helpers.models import Net, batch, make_optimizer, parameter_groups
+from tests.helpers.models import Net, batch, linear, make_optimizer, parameter_groups, train_linear
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "default": {"max_lr": 0.1, "total_steps": 40},
@@ -327,3 +328,31 @@ def test_the_printed_decay_warns_that_it_grows() -> None:
             ensemble_lr_spread_ratio=0.1,
             decay="equation8",
         )
+
+
+@pytest.mark.parametrize(("start", "is_told"), [(0, True), (20, True), (30, False), (50, False)])
+def test_a_controller_that_takes_over_inside_the_warm_up_is_told(start: int, is_told: bool):
+    optimizer = _optimizer()
+    settings = {"max_lr": 0.1, "total_steps": 100, "model_sync_interval": 5, "enable_auto_lr": True}
+    with pytest.warns(hdet.HdetWarning) as told:
+        hdet.OneCycleAutoLR(optimizer, auto_lr_warmup_steps=start, ensemble_lr_spread_ratio=0.1, **settings)
+    texts = [
+        str(one.message) for one in told if "never reached: pass auto_lr_warmup_steps=30" in str(one.message)
+    ]
+    assert len(texts) == is_told
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copied_scheduler_goes_on_as_the_original_does(duplicate):
+    model, optimizer = linear()
+    scheduler = hdet.OneCycleAutoLR(optimizer, max_lr=0.1, total_steps=40, model=model)
+    train_linear(model, optimizer, scheduler, 13)
+    again = duplicate(scheduler)
+    assert isinstance(again, OneCycleLR) and again is not scheduler
+    assert again.optimizer.param_groups[0]["betas"] == optimizer.param_groups[0]["betas"]
+    copied = again.ensemble.optimizer
+    assert copied is again.optimizer is not optimizer
+    twin = nn.Linear(3, 1)
+    twin.weight, twin.bias = copied.param_groups[0]["params"]
+    assert train_linear(twin, copied, again, 27) == train_linear(model, optimizer, scheduler, 27)
+    assert torch.equal(twin.weight, model.weight) and math.isfinite(twin.bias.item())

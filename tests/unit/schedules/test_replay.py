@@ -68,3 +68,19 @@ def test_records_that_are_none_are_named(tmp_path: Path) -> None:
         hdet.export_schedule([3])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="export on replica zero, which alone writes records"):
         hdet.export_schedule(hdet.Records())
+
+
+def test_a_replay_closes_like_the_other_schedulers():
+    replayed = optimizer()
+    replayed.param_groups[0]["weight_decay"] = 0.5
+    schedule = {"lr": [0.1, 0.2], "weight_decay": [0.3, 0.4]}
+    with hdet.ReplayLR(replayed, schedule, explore=[hdet.WeightDecay(0.0)]) as replay:
+        replayed.step()
+        replay.step()
+    assert replayed.param_groups[0]["weight_decay"] == 0.4  # a replay has no values of its own to take back
+    replayed.load_state_dict(replayed.state_dict())
+    assert replayed.param_groups[0]["weight_decay"] == 0.4
+    replayed.param_groups[0]["weight_decay"] = 0.7
+    replayed.load_state_dict(replayed.state_dict())
+    assert replayed.param_groups[0]["weight_decay"] == 0.7, "after close() nothing is written any more"
+    replay.close()
