@@ -5,8 +5,6 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdet.moved import find_moved_modules
-
 # The public names, once. Type checkers read them here, and so does __getattr__: each is imported when it is
 # first used, so that ``hdet --help`` does not wait for torch.
 if TYPE_CHECKING:
@@ -73,8 +71,6 @@ if TYPE_CHECKING:
     from hdet.trackers import WandbSink as WandbSink
 
 __version__ = "0.1.0"
-
-find_moved_modules()
 
 
 def _public_names() -> dict[str, str]:
