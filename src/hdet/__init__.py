@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 # first used, so that ``hdet --help`` does not wait for torch.
 if TYPE_CHECKING:
     from hdet import presets as presets
-    from hdet import testing as testing
     from hdet.auto import AutoLR as AutoLR
     from hdet.checkpoints import Checkpoint as Checkpoint
     from hdet.checkpoints import load_checkpoint as load_checkpoint

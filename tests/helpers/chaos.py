@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.testing import Fault, Faults
+from tests.helpers.faults import Fault, Faults
 from tests.helpers.models import batch
 from tests.helpers.replicas import forkserver
 
@@ -186,7 +186,7 @@ def _train(rank: int, plan: Plan, folder: Path, store: str, faults: list[Fault])
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         auto.load_state_dict(state["auto"])
-    script = Faults(faults, happened=folder / "happened")
+    script = Faults(faults, replica=rank, happened=folder / "happened")
     for step in range(auto.num_steps, plan.total_steps):
         script.before_step(step, net)
         loss = script.loss(step, _loss_of(model, rank, step))
@@ -200,7 +200,7 @@ def _train(rank: int, plan: Plan, folder: Path, store: str, faults: list[Fault])
             if rank == 0:
                 parts = {"model": net, "optimizer": optimizer, "auto": auto}
                 state = {name: part.state_dict() for name, part in parts.items()}
-                with script.saving(step, checkpoint.parent):
+                with script.saving(step):
                     save(checkpoint, state)
     moments = {
         f"{i} {name}": value
@@ -252,7 +252,7 @@ def run_to_the_end(
     return Result(
         states=[torch.load(folder / f"end-{r}.pt", weights_only=True) for r in range(plan.world_size)],
         num_starts=num_starts,
-        happened={path.name.rsplit("-at", 1)[0] for path in (folder / "happened").iterdir()},
+        happened={path.name for path in (folder / "happened").iterdir()},
         files={path.name for path in (folder / "checkpoints").iterdir()},
         log=(folder / "log").read_text(),
     )
