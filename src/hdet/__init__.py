@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from hdet.schedules.replay import prior_from as prior_from
     from hdet.search.found import FoundLR as FoundLR
     from hdet.search.with_torch import find_lr as find_lr
-    from hdet.trackers import MLflowSink as MLflowSink
     from hdet.trackers import TensorBoardSink as TensorBoardSink
     from hdet.trackers import WandbSink as WandbSink
 

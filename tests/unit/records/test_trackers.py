@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ import hdet
 from hdet import HdetError, HdetWarning, Records, RoundRecord
 from hdet.records import Tee
 from hdet.round_record import scalars
-from hdet.trackers import MLflowSink, TensorBoardSink, Tracker, WandbSink
+from hdet.trackers import TensorBoardSink, Tracker, WandbSink
 
 
 def record(step: int = 10, **more: Any) -> RoundRecord:
@@ -226,95 +225,12 @@ def test_wandb_stays_offline_unless_asked(monkeypatch: pytest.MonkeyPatch) -> No
         WandbSink(mode="on")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.fixture
-def mlflow_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("DO_NOT_TRACK", "true")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy is deprecated"
-)  # MLflow asks SQLAlchemy for it
-def test_mlflow_reads_the_run(tmp_path: Path, mlflow_quiet: None) -> None:
-    sink = MLflowSink(
-        experiment="an-experiment", name="a-run", config={"lr [1/s]": 0.1}, folder=tmp_path / "new"
-    )
-    records = virtual_run(sink)
-    sink.write_metrics(records[-1].step, EVALUATION)
-    sink.write_metrics(0, {f"many/{i}": float(i) for i in range(1001)})  # more than MLflow takes at once
-    sink.close()
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("an-experiment")
-    assert experiment is not None and experiment.artifact_location.startswith("file://")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.info.status) == ("a-run", "FINISHED")
-    assert run.data.params == {"lr _1/s_": "0.1"}
-    expected = expected_series(records)
-    assert len(run.data.metrics) == len(expected) + 1001
-    assert run.data.metrics["many/1000"] == 1000.0
-    for name, points in expected.items():
-        history = client.get_metric_history(run.info.run_id, name)
-        assert sorted((metric.step, metric.value) for metric in history) == points
-
-
-@pytest.mark.timeout(180)
-def test_mlflow_failure_is_told_at_the_next_record(tmp_path: Path, mlflow_quiet: None) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    sink = MLflowSink(folder=tmp_path / "file")
-    sink.write(record(10))
-    assert sink._thread is not None
-    sink._thread.join(60)
-    with pytest.warns(HdetWarning, match="MLflowSink failed and is left out"):
-        sink.write(record(20))
-    sink.write(record(30))
-    sink.close()
-
-
-@pytest.mark.timeout(60)
-def test_a_server_out_of_reach_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, mlflow_quiet: None) -> None:
-    is_reached, may_answer = threading.Event(), threading.Event()
-    sink = MLflowSink("http://tracking")
-
-    def start() -> str:
-        is_reached.set()
-        may_answer.wait(30)
-        raise OSError("connection refused")
-
-    monkeypatch.setattr(sink, "_start", start)
-    sink.close_seconds = 0.2
-    sink.write(record(10))
-    sink.write(record(20))
-    assert is_reached.wait(10)
-    with pytest.warns(HdetWarning, match=r"MLflowSink failed.*TimeoutError: no answer within 0\.2 s"):
-        sink.close()
-    may_answer.set()
-
-
-def test_where_mlflow_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow_quiet: None) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert MLflowSink().tracking_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
-    assert MLflowSink().tracking_uri == "http://tracking"
-    assert MLflowSink("https://other").tracking_uri == "https://other"
-    assert MLflowSink(folder="a").tracking_uri == f"sqlite:///{tmp_path / 'a' / 'mlflow.db'}"
-    for uri in ("file:///somewhere", "./mlruns"):
-        with pytest.raises(ValueError, match="tracking_uri must name a database or a server"):
-            MLflowSink(uri)
-    with pytest.raises(ValueError, match="folder must be None"):
-        MLflowSink("http://tracking", folder="a")
-
-
 # --- what can go wrong -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("library", "make"),
-    [("tensorboard", lambda: TensorBoardSink(".")), ("wandb", WandbSink), ("mlflow", MLflowSink)],
+    [("tensorboard", lambda: TensorBoardSink(".")), ("wandb", WandbSink)],
 )
 def test_a_missing_library_names_the_command(
     library: str, make: Callable[[], Tracker], monkeypatch: pytest.MonkeyPatch
@@ -329,7 +245,6 @@ def test_a_sink_that_is_never_written_to_leaves_nothing(tmp_path: Path) -> None:
     for sink in (
         TensorBoardSink(tmp_path / "events"),
         WandbSink(folder=tmp_path / "wandb"),
-        MLflowSink(folder=tmp_path / "mlflow"),
     ):
         sink.close()
     assert list(tmp_path.iterdir()) == []
@@ -388,18 +303,12 @@ def test_tee_takes_sinks_only() -> None:
         Tee(Records(), 3)  # pyright: ignore[reportArgumentType]
 
 
-def test_imports_wait_for_the_first_record_and_the_process_for_the_last() -> None:
+def test_imports_wait_for_the_first_record() -> None:
     code = """
-import sys, time
-from hdet import MLflowSink, TensorBoardSink, WandbSink
-from hdet.trackers import _Thread
-WandbSink(), MLflowSink(), TensorBoardSink("x")
-print([name for name in ("wandb", "mlflow", "tensorboard") if name in sys.modules])
-def slow():
-    time.sleep(0.3)
-    print("arrived")
-_Thread("a", 30).do(slow)                           # nobody calls close
-_Thread("b", 0.1).do(lambda: time.sleep(1000))      # waits for what never comes
+import sys
+from hdet import TensorBoardSink, WandbSink
+WandbSink(), TensorBoardSink("x")
+print([name for name in ("wandb", "tensorboard") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "[]\narrived\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-Tracker = Enum("Tracker", {name: name for name in ("tensorboard", "wandb", "mlflow")}, type=str)
+Tracker = Enum("Tracker", {name: name for name in ("tensorboard", "wandb")}, type=str)
 
 TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or path/to/file.py:MyTask.")]
 TaskOptions = Annotated[

@@ -29,7 +29,7 @@ from hdet.lab.train.runner import run as run_training
 from hdet.records import RecordSink, Tee
 from hdet.search.decisions import LEAST_STEPS
 from hdet.search.found import FoundLR
-from hdet.trackers import MLflowSink, TensorBoardSink, WandbSink
+from hdet.trackers import TensorBoardSink, WandbSink
 
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
@@ -168,7 +168,6 @@ class RunCommand:
         build: dict[str, Callable[[], RecordSink]] = {
             "tensorboard": lambda: TensorBoardSink(folder.path / "tensorboard"),
             "wandb": lambda: WandbSink(folder=folder.path, **named),
-            "mlflow": lambda: MLflowSink(folder=folder.path, **named),
         }
         sinks = [build[tracker.value]() for tracker in self.trackers]
         return [*sinks, LivePage(folder.path, folder.report)] if self.is_live else sinks
