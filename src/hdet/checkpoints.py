@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,10 @@ from hdet.checks import require_count, require_kind
 from hdet.errors import CheckpointError, warn
 from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import digest
 
 _KIND = "hdet checkpoint"
-_SEAL = b"hdet sha256 "
-_SEAL_SIZE = len(_SEAL) + 64
+_SOUND = 0x2144DF1C
+"""The CRC-32 of whatever ends with its own CRC-32."""
 _CHUNK = 2**20
 
 
@@ -43,7 +42,7 @@ class Checkpoint:
     """The newer files that are broken, each with the reason."""
     states: dict[str, Any] = field(default_factory=dict, repr=False)
     """The parts have saved these, by name."""
-    sha256: str = field(default="", repr=False)
+    checksum: int = field(default=0, repr=False)
 
     def load_into(self, **parts: Any) -> None:
         """Load the parts: first modules, then optimizers, then the rest in the order given.
@@ -76,7 +75,7 @@ def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: A
     """Save parts of a training in a folder, and keep the last few checkpoints.
 
     The file is ``step-000100.pt`` for step 100. It is written under another name, and renamed once it is on
-    disk, so that a crash or a full disk leaves the ones before as they are. It holds its own sha256, and
+    disk, so that a crash or a full disk leaves the ones before as they are. It ends with its CRC-32, and
     ``torch.load(file, weights_only=True)`` reads it.
 
     Call it on every rank, after ``converge()``. Rank zero writes, and the others return at once.
@@ -171,7 +170,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint | None:
 
 def _require_same_file(found: Checkpoint | None, *, has_broken: bool) -> None:
     """Raise on every rank alike if they have found different files."""
-    mine = [found.step, digest(found.sha256)] if found is not None else [-1.0 - has_broken, 0.0]
+    mine = [found.step, float(found.checksum)] if found is not None else [-1.0 - has_broken, 0.0]
     seen = exchange(ReplicaGroup.of(None), mine, "load_checkpoint")
     if any(row != seen[0] for row in seen):
         words = {-1: "none", -2: "broken ones only"}
@@ -189,9 +188,11 @@ def _write(target: Path, content: dict[str, Any]) -> None:
     unfinished = target.with_name(target.name + ".tmp")
     try:
         with unfinished.open("wb") as file:
-            sealed = _Sealed(file)
-            torch.save(content, sealed)  # pyright: ignore[reportArgumentType]
-            sealed.seal()
+            summed = _Summed(file)
+            torch.save(content, summed)  # pyright: ignore[reportArgumentType]
+            summed.write(summed.checksum.to_bytes(4, "little"))  # readers of a zip archive pass over it
+            if summed.error is not None:
+                raise summed.error
             file.flush()
             os.fsync(file.fileno())
         _require_plain(unfinished, content)
@@ -208,47 +209,30 @@ def _write(target: Path, content: dict[str, Any]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-class _Sealed:
-    """A file that ends with the sha256 of what torch wrote, as the comment of the zip archive that it is."""
+class _Summed:
+    """A file that torch writes to. It sums up what is written, and keeps an error until torch is done."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
-        self._end = b""
-        """Held back: an archive without a comment ends with the comment's length, two zero bytes."""
-        self._error: OSError | None = None
+        self.checksum = 0
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._hash.update(view)
-        if len(view) < 2:
-            view = memoryview(self._end + bytes(view))
-        else:
-            self._put(self._end)
-        self._put(view[:-2])
-        self._end = bytes(view[-2:])
+        self.checksum = zlib.crc32(data, self.checksum)
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:  # torch would turn it into an error without a cause
+                self.error = error
         return len(data)
 
     def flush(self) -> None:
         """Torch asks for it."""
 
-    def seal(self) -> None:
-        assert self._end == b"\0\0", "torch writes a zip archive without a comment"
-        self._put(_SEAL_SIZE.to_bytes(2, "little") + _SEAL + self._hash.hexdigest().encode())
-        if self._error is not None:
-            raise self._error
-
-    def _put(self, data: bytes | memoryview) -> None:
-        if self._error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:  # torch would turn it into an error without a cause
-                self._error = error
-
 
 def _read(file: Path, skipped: list[str]) -> Checkpoint:
     with file.open("rb") as opened:
-        sha256 = _verify(opened)
+        checksum = _verify(opened)
         opened.seek(0)
         try:
             content = torch.load(opened, map_location="cpu", weights_only=True)
@@ -256,28 +240,20 @@ def _read(file: Path, skipped: list[str]) -> Checkpoint:
             raise CheckpointError(f"torch cannot load it: {_words(error)}") from error
     if not isinstance(content, Mapping) or content.get("kind") != _KIND:
         raise CheckpointError("hdet.save_checkpoint has not written it")
-    return Checkpoint(content["step"], content["values"], file, list(skipped), content["states"], sha256)
+    return Checkpoint(content["step"], content["values"], file, list(skipped), content["states"], checksum)
 
 
-def _verify(file: BinaryIO) -> str:
-    """Raise unless the file is as it was written; return its sha256."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        raise CheckpointError("it is empty")
-    file.seek(max(0, size - _SEAL_SIZE))
-    seal = file.read()
-    if not seal.startswith(_SEAL):
-        raise CheckpointError("it has no checksum: it is cut short, or hdet.save_checkpoint did not write it")
-    file.seek(0)
-    found, left = hashlib.sha256(), size - _SEAL_SIZE - 2
-    while left > 0:
-        chunk = file.read(min(_CHUNK, left))
-        found.update(chunk)
-        left -= len(chunk)
-    found.update(b"\0\0")
-    if found.hexdigest().encode() != seal[len(_SEAL) :]:
-        raise CheckpointError("its checksum is wrong")
-    return found.hexdigest()
+def _verify(file: BinaryIO) -> int:
+    """Raise unless the file is as it was written; return the checksum that it ends with."""
+    found = 0
+    while chunk := file.read(_CHUNK):
+        found = zlib.crc32(chunk, found)
+    if found != _SOUND:
+        raise CheckpointError(
+            "its checksum is wrong: it was cut short or changed, or hdet.save_checkpoint did not write it"
+        )
+    file.seek(-4, os.SEEK_END)
+    return int.from_bytes(file.read(), "little")
 
 
 def _require_plain(file: Path, content: dict[str, Any]) -> None:
