@@ -91,7 +91,7 @@ def run(rank: int, num_parameters: int, optimizer_name: str, dtype: str) -> dict
         "peak_of_search": search_peak,
         "parts_of_search": search,
         "peak_of": meter.peak_of,
-        "num_brakes": auto.steering.state_dict()["num_brakes"],
+        "num_brakes": auto.controllers.state_dict()["guard"]["num_brakes"],
     }
 
 

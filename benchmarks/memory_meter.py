@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
+from hdet.replicas.tail import Tail, TailMean
+from hdet.steering.guard import GuardSteering
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hdet
-from hdet.ensemble.steering import GuardSteering
-from hdet.ensemble.tail import Tail, TailMean
 from hdet.replicas import copies
 from hdet.replicas.average import Averager
 

@@ -405,9 +405,9 @@ def _decay_run(job: Job, held_out: Sequence[Any] | None) -> Iterator[None]:
     """One run; every step of the iterator is 50 of its steps."""
     model = job.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.start_lr, weight_decay=0.1)
-    told = {} if held_out is None else {"explore": [hdet.WeightDecay()]}
+    told = {}
     if held_out is not None:
-        told["probe"] = hdet.Probe(held_out, job.task.loss)
+        told = {"controllers": [hdet.HeldOutWeightDecay()], "probe": hdet.Probe(held_out, job.task.loss)}
     auto = hdet.AutoLR(optimizer, total_steps=job.steps, model=model, **told)
     for step, batch in enumerate(job.batches(), 1):
         loss = job.task.loss(model, batch)

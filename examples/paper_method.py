@@ -48,7 +48,7 @@ optimizer = torch.optim.AdamW(groups)
 train(model, optimizer, OneCycleLR(optimizer, 3e-3, STEPS), seed=dist.get_rank())  # the checkpoint
 hdet.warm_start(model, noise_scale=0.01)  # eq. 10: other noise on every replica
 settings = {"ensemble_lr_spread_ratio": 1 / 9, "model_sync_interval": STEPS // 50}
-controller = {"enable_auto_lr": True, "auto_lr_warmup_steps": STEPS // 3, "temperature": "auto"}
+controller = {"enable_auto_lr": True, "auto_lr_warmup_steps": STEPS // 3, "loss_scale": "auto"}
 decay = 1 - 0.22 ** (1 / 33)  # the paper's run ends at 22 % of the peak, here in 33 rounds
 optimizer = torch.optim.AdamW(groups)
 scheduler = hdet.OneCycleAutoLR(optimizer, 3e-3, STEPS, decay=decay, **settings, **controller)

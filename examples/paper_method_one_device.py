@@ -48,7 +48,7 @@ optimizer = torch.optim.AdamW(groups)
 plan = OneCycleLR(optimizer, 3e-3, STEPS)
 decay = 1 - 0.22 ** (1 / 33)  # the paper's run ends at 22 % of the peak, here in 33 rounds
 paper = hdet.Controller(form="paper", start=STEPS // 3, step_size=0.5, momentum=0.9, decay=decay)
-settings = {"scheduler": plan, "controller": paper, "sync_every": STEPS // 50, "total_steps": STEPS}
+settings = {"scheduler": plan, "controllers": [paper], "sync_every": STEPS // 50, "total_steps": STEPS}
 ensemble = hdet.VirtualEnsemble(model, optimizer, loss_of, explore=[hdet.LearningRate(1 / 9)], **settings)
 ensemble.warm_start(0.01)  # eq. 10: other noise on every replica
 for batch in windows(FILES[20:], STEPS, seed=2):

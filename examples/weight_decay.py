@@ -39,8 +39,8 @@ batches = windows(train[:20_000], STEPS, seed=0)
 
 probe = hdet.Probe(windows(held_out, 8, seed=1), loss_of)  # 512 examples that are not trained on
 found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=STEPS)
-explore = [hdet.WeightDecay()]
-auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found, explore=explore, probe=probe)
+steering = {"controllers": [hdet.HeldOutWeightDecay()], "probe": probe}
+auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, found=found, **steering)
 for step, batch in enumerate(batches, start=1):
     loss = loss_of(model, batch)
     optimizer.zero_grad()

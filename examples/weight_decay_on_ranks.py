@@ -40,8 +40,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
     train, held_out, test = (b"".join(f.read_bytes() for f in FILES[i::3]) for i in range(3))
     probe = hdet.Probe(windows(held_out, 4, seed=10 + rank), loss_of)  # other data on every rank
-    explore = [hdet.WeightDecay()]
-    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, explore=explore, probe=probe)
+    controllers = [hdet.HeldOutWeightDecay()]
+    auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, controllers=controllers, probe=probe)
     for batch in windows(train[:20_000], STEPS, seed=rank):
         loss = loss_of(model, batch)
         optimizer.zero_grad()

@@ -34,7 +34,7 @@ def train(*, explores: bool) -> dict[str, Any]:
     model = task.build_model(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=START)
     probe = hdet.Probe([task.probe_batch()], task.loss)
-    explored = {"explore": [hdet.WeightDecay()], "probe": probe} if explores else {}
+    explored = {"controllers": [hdet.HeldOutWeightDecay()], "probe": probe} if explores else {}
     auto = hdet.AutoLR(optimizer, total_steps=STEPS, model=model, **explored)
     looks = []
     for step, batch in zip(range(1, STEPS + 1), task.train_batches(seed=SEED), strict=False):

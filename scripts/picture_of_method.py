@@ -41,7 +41,7 @@ def train() -> dict[str, Any]:
         optimizer,
         task.loss,
         num_replicas=NUM_REPLICAS,
-        probe=lambda model: task.loss(model, probe),
+        probe=[probe],
         scheduler=scheduler,
         explore=[hdet.LearningRate(spread=1 / 9)],
         sync_every=STEPS_PER_ROUND,

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
+from hdet.round_record import ComparingRecord
 
 VOCABULARY = 128  # ASCII; the few other characters become "?"
 
@@ -167,9 +168,9 @@ def main() -> None:
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     controllers = {
-        "log": hdet.Controller(form="log", start=args.controller_start),
-        "paper": hdet.Controller(form="paper", start=args.controller_start, decay="floor"),
-        "none": None,
+        "log": [hdet.Controller(form="log", start=args.controller_start)],
+        "paper": [hdet.Controller(form="paper", start=args.controller_start, decay="floor")],
+        "none": [],
     }
     ensemble = hdet.Ensemble(
         optimizer,
@@ -177,7 +178,7 @@ def main() -> None:
         model=model,
         explore=[hdet.LearningRate(args.spread, floor=args.max_lr / (25 * 1e4))],
         sync_every=args.sync_every,
-        controller=controllers[args.controller],
+        controllers=controllers[args.controller],
         seed=args.seed,
         records=hdet.Records(records_path) if rank == 0 else None,
     )
@@ -257,11 +258,12 @@ def show(console: Console, records: list[hdet.RoundRecord]) -> None:
         table.add_column(name, justify="right")
     for record in records:
         losses = [loss for loss in record.losses if loss is not None]
+        signal = record.section(ComparingRecord).signal
         table.add_row(
             str(record.step),
             f"{min(losses):.4f}" if losses else "-",
             f"{max(losses):.4f}" if losses else "-",
-            f"{record.signal['lr']:+.2f}" if record.signal else "-",
+            f"{signal['lr']:+.2f}" if signal else "-",
             f"{record.correction['lr']:.3f}",
             f"{record.base['lr']:.2e}",
             ", ".join(map(str, record.excluded)) or "-",

@@ -11,7 +11,7 @@ from research.compare.ledger import Record
 
 __all__ = ["EXPLORED", "FACTORS", "PRIOR_SEEDS", "STUDIES", "Explored", "exploration_name", "variants"]
 
-_PLAIN = {"spread": 0.0, "controller": "none", "probe": False}
+_PLAIN = {"spread": 0.0, "controllers": (), "probe": False}
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the values at which full runs are made, on the value that is explored around."""
 _EXPLORATION_SPREAD = 0.5
@@ -70,7 +70,7 @@ def _exploration(steps: int) -> list[Record]:
         for probe in (True,) if explored.needs_probe else (True, False):
             exploring = {
                 "spread": 0.0,
-                "controller": "log",
+                "controllers": ("log",),
                 "explore": {explored.name: _EXPLORATION_SPREAD},
                 "probe": probe,
                 "gradients": "local" if probe else "shared",
@@ -91,7 +91,7 @@ def _valued(explored: Explored, value: float) -> tuple[dict[str, Any], dict[str,
 def _paper(steps: int, **changes: Any) -> dict[str, Any]:
     return {
         "spread": SPREAD,
-        "controller": "paper",
+        "controllers": ("paper",),
         "controller_start": controller_start(steps),
         "sync_every": sync_every(steps),
         "noise_scale": NOISE_SCALE,
@@ -127,7 +127,7 @@ def _prior(steps: int) -> list[Record]:
 
 def _mechanism(steps: int) -> list[Record]:
     """Replicas that are spread and not controlled, at several learning rates: what a signal could see."""
-    settings = {"spread": SPREAD, "controller": "none", "probe": True, "sync_every": sync_every(steps)}
+    settings = {"spread": SPREAD, "controllers": (), "probe": True, "sync_every": sync_every(steps)}
     return [_spec(f"{lr:g}", lr, dict(settings)) for lr in _MECHANISM_LRS]
 
 

@@ -213,7 +213,7 @@ def _run(problem: Problem, spec: Record, found: hdet.FoundLR | None) -> Record:
         total_steps=problem.num_steps,
         model=model,
         found=found,
-        explore=[hdet.WeightDecay()] if explores else [],
+        controllers=[hdet.HeldOutWeightDecay()] if explores else [],
         probe=probe_of(problem) if explores else None,
     )
     kept, lowest = None, math.inf

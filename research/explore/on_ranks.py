@@ -30,15 +30,16 @@ def settings_of(method: str, problem: Problem) -> dict[str, Any]:
     """Give the arguments of AutoLR. Replicas that fan out are compared every twentieth of the run."""
     if method == "fixed":
         return {}
-    settings: dict[str, Any] = {"explore": [hdet.WeightDecay()], "probe": probe_of(problem)}
+    settings: dict[str, Any] = {"probe": probe_of(problem)}
     if method == "equal replicas":
-        return settings
+        return settings | {"controllers": [hdet.HeldOutWeightDecay()]}
+    settings["explore"] = [hdet.WeightDecay()]
     steps: dict[str, Any] = {"start": problem.num_steps // 5}
     if method != "fan-out, defaults":
         bounds = (problem.default_decay / 4, 1e3) if method == "fan-out, bounded" else None
         settings["explore"] = [hdet.WeightDecay(spread=3.0, scale="log", bounds=bounds)]  # 1/4 to 4 times
         steps |= {"step_size": 1.0, "momentum": 0.5}
-    return settings | {"controller": hdet.Controller(**steps), "sync_every": problem.num_steps // 20}
+    return settings | {"controllers": [hdet.Controller(**steps)], "sync_every": problem.num_steps // 20}
 
 
 def train(rank: int, name: str, method: str, seed: int, lr: float) -> dict[str, float]:

@@ -60,7 +60,7 @@ def _find(job: Job, *, is_on_top: bool, is_steered: bool = False) -> Trained:
         clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
     )
     steps = job.steps if is_on_top else job.steps - found.num_steps
-    told = {"controller": Thermostat(), "probe": _probe(job)} if is_steered else {}
+    told = {"controllers": [Thermostat()], "probe": _probe(job)} if is_steered else {}
     auto = AutoLR(optimizer, total_steps=steps, model=model, found=found, **told)
     try:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
@@ -122,10 +122,9 @@ def _nes(job: Job) -> Trained:
         job.task.loss,
         num_replicas=job.num_replicas,
         vectorize=job.task.can_vectorize,
-        probe=lambda model: job.task.loss(model, probe),
+        probe=[probe],
         scheduler=LambdaLR(optimizer, lambda step: one_cycle(step, job.steps) * math.exp(nes.log_factor)),
         explore=[LearningRate(1 / 9, per_group=False)],
-        controller=None,
         sync_every=25,
         total_steps=job.steps,
         records=nes,
@@ -149,12 +148,12 @@ METHODS = (
         "hdet_paper",
         "replicas spread by 1/9; 10 % warmup, then the paper's controller (eq. 7), which replaces the anneal",
         begins_at_peak=True,
-        controller="paper",
+        controllers=("paper",),
     ),
     _method(
         "hdet_log",
         "replicas spread by 1/9, a controller of the log LR on the plan; 10 % warmup, linear anneal",
-        controller="log",
+        controllers=("log",),
     ),
     Method(
         name="hdet_nes",

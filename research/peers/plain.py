@@ -7,9 +7,9 @@ import math
 from functools import partial
 from typing import Any
 
+from hdet.replicas.tail import TailMean
 from torch import nn
 
-from hdet.ensemble.tail import TailMean
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import Anneal, Recipe, one_cycle, tail_steps
 from research.peers.base import Job, Method, Trained, descend

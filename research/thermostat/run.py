@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from hdet.replicas.tail import TailMean
 from torch import Tensor, nn
 
-from hdet.ensemble.tail import TailMean
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import Recipe, tail_steps
 from hdet.method.thermostat import Round, round_ends

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hdet.method.merges import MeanMerge as MeanMerge
     from hdet.method.merges import OuterMerge as OuterMerge
     from hdet.method.thermostat import Thermostat as Thermostat
-    from hdet.method.weight_decay import WeightDecayController as WeightDecayController
+    from hdet.method.weight_decay import HeldOutWeightDecay as HeldOutWeightDecay
     from hdet.records import JsonlSink as JsonlSink
     from hdet.records import Records as Records
     from hdet.records import RoundRecord as RoundRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,32 +14,31 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet.checks import require_kind
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
-from hdet.explore import Hyperparameter, LearningRate, WeightDecay
+from hdet.explore import Hyperparameter, LearningRate
 from hdet.explore.values import hyperparameters_of
-from hdet.method.controller import Controller
 from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
 from hdet.method.thermostat import FOUND, Thermostat
-from hdet.method.weight_decay import START, WeightDecayController
+from hdet.method.weight_decay import HeldOutWeightDecay
 from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.exchange import raising_together
-from hdet.replicas.optimizers import (
-    decay_per_step,
-    peak_rate,
-    plain_optimizer,
-    unchanged_on_error,
-    unused_answer,
-)
-from hdet.replicas.probe import AnyProbe
+from hdet.replicas.optimizers import peak_rate, plain_optimizer, unchanged_on_error, unused_answer
+from hdet.replicas.probe import Probe
 from hdet.replicas.tensors import parameters_of
 from hdet.search.found import FoundLR
+from hdet.steering.needs import NEEDS, AnyController, controllers_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = None) -> dict[str, Any]:
+def settings_of(
+    recipe: Recipe,
+    optimizer: Optimizer,
+    found: FoundLR | None = None,
+    controllers: Sequence[AnyController] = (),
+) -> dict[str, Any]:
     """Give the arguments of :class:`hdet.Ensemble` or :class:`hdet.VirtualEnsemble` for this recipe.
 
     The learning rates that the optimizer has now are the peaks of the schedule. Where a OneCycleLR was there
@@ -55,69 +54,24 @@ def settings_of(recipe: Recipe, optimizer: Optimizer, found: FoundLR | None = No
         "explore": [LearningRate(0.0)],
         "sync_every": recipe.steps_per_round,
         "total_steps": recipe.total_steps,
-        "controller": Guard(expected_loss=None if found is None else found.expected_loss),
+        "controllers": with_guard(controllers, found),
         "average_tail": recipe.average_tail,
     }
 
 
-def steering_decay(settings: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Give the settings that let held-out data move the weight decay, where no replica differs in it."""
-    explore: list[Hyperparameter] = []
-    for one in settings["explore"]:
-        if isinstance(one, WeightDecay):
-            if one.start == "auto":
-                for group in optimizer.param_groups:
-                    rate = peak_rate(group) * decay_per_step(optimizer, group) * settings["total_steps"]
-                    if group.get("weight_decay") and rate:
-                        group["weight_decay"] = START / rate
-            one = replace(one, spread=0.0, per_group=False, group_spreads=None, start=None)
-        explore.append(one)
-    other = settings["controller"]
-    if isinstance(other, Guard):
+def with_guard(controllers: Sequence[AnyController], found: FoundLR | None) -> list[AnyController]:
+    """Add the guard of the recipe, unless there is one, and tell controllers what a search has found."""
+    kinds = {type(one) for one in controllers_of(controllers)}
+    guard = Guard(
+        expected_loss=None if found is None else found.expected_loss,
         # Where a model knows its data by heart, decay that is added makes the loss jump for a round or two.
-        other = replace(other, patience=4)
-    return {"explore": explore, "controller": [other, WeightDecayController()]}
-
-
-def add_thermostat(settings: dict[str, Any], thermostat: Thermostat, found: FoundLR | None) -> None:
-    """Let a thermostat steer beside what the settings have. An answer of a search is its prior."""
-    if found is not None and thermostat.priors is None:
-        thermostat = replace(thermostat, priors=FOUND)
-    others = settings["controller"]
-    settings["controller"] = [*(others if isinstance(others, list) else [others]), thermostat]
-
-
-def _unused(
-    explore: Sequence[Hyperparameter], has_probe: bool, *, steers: bool, differ: bool
-) -> Iterator[str]:
-    """Tell what was asked for and is not used.
-
-    Args:
-        explore: further hyperparameters.
-        has_probe: a probe was given.
-        steers: held-out data moves the weight decay.
-        differ: replicas do.
-    """
-    if has_probe and not steers and not differ:
-        yield (
-            "the probe is not used, because replicas are equal and no weight decay is explored: pass "
-            "explore=[hdet.WeightDecay()], or leave the probe out"
-        )
-    for one in explore:
-        if isinstance(one, WeightDecay):
-            is_default = one.spread == WeightDecay.spread and one.group_spreads is None
-            if steers and one.spread > 0 and not is_default:
-                yield (
-                    "held-out data moves the weight decay, and replicas do not differ in it, so its spread "
-                    f"of {one.spread:g} is not used. Leave the spread out. For a weight decay of "
-                    f"{one.spread:g} set weight_decay={one.spread:g} in the optimizer"
-                )
-            elif is_default and not steers:
-                yield (
-                    "a controller is given, so held-out data does not move the weight decay. Replicas differ "
-                    f"in it by {one.spread:g}, and the controller compares them. Leave the controller out to "
-                    "steer by held-out data"
-                )
+        patience=4 if HeldOutWeightDecay in kinds else Guard.patience,
+    )
+    told = [
+        replace(one, priors=FOUND) if isinstance(one, Thermostat) and found and not one.priors else one
+        for one in controllers
+    ]
+    return told if Guard in kinds else [guard, *told]
 
 
 class AutoLR(Ensemble):
@@ -136,11 +90,11 @@ class AutoLR(Ensemble):
             optimizer has, or to load a checkpoint.
         spread: half-width of the replicas' learning rates around the schedule; 0 keeps replicas equal, and
             splits what hdet keeps of the parameters between them. The paper has 1/9.
-        explore: further hyperparameters. ``hdet.WeightDecay()`` is moved by what held-out data says, which
-            needs a probe. In others replicas differ.
-        probe: held-out data, ``hdet.Probe(batches, loss)``; see also :class:`hdet.Ensemble`.
-        controller: an :class:`hdet.Thermostat`, which steers the learning rate until its peak and needs an
-            ``hdet.Probe``; or a :class:`hdet.Controller` that moves what is explored, instead of the guard.
+        explore: further hyperparameters in which replicas differ.
+        controllers: what steers beside the guard. ``hdet.Thermostat()`` moves the learning rate until its peak, and
+            ``hdet.HeldOutWeightDecay()`` the weight decay. Both need a probe. See also :class:`hdet.Ensemble`. An
+            ``hdet.Guard`` among them takes the place of the recipe's.
+        probe: held-out data, ``hdet.Probe(batches, loss)``.
         sync_every: steps per round, and between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
         replicas: the process group that joins the replicas; None for the world, or for this process alone.
@@ -174,8 +128,8 @@ class AutoLR(Ensemble):
         found: FoundLR | None = None,
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
-        probe: AnyProbe | None = None,
-        controller: Controller | Thermostat | None = None,
+        controllers: Sequence[AnyController] = (),
+        probe: Probe | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | None = None,
@@ -194,16 +148,10 @@ class AutoLR(Ensemble):
                         "optimizer's lr must be above 0 in one group at least, got 0 in all: give any "
                         "guess, and find_lr improves it"
                     )
-                settings = settings_of(recipe, plain, found) | {"probe": probe, "records": records}
+                settings = settings_of(recipe, plain, found, controllers)
+                settings |= {"probe": probe, "records": records}
                 further = hyperparameters_of(explore, may_be_empty=True)
                 settings["explore"] = [LearningRate(spread), *further]
-                thermostat = controller if isinstance(controller, Thermostat) else None
-                if controller is not None and thermostat is None:
-                    settings["controller"] = controller
-                elif any(isinstance(h, WeightDecay) for h in further):
-                    settings |= steering_decay(settings, plain)
-                if thermostat is not None:
-                    add_thermostat(settings, thermostat, found)
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
         if found is None and self.replicas.is_writer:
@@ -214,12 +162,16 @@ class AutoLR(Ensemble):
                     f"find_lr has found a learning rate of {shown} for this optimizer, but found is None, so "
                     "the run trains with your guess: pass found=found"
                 )
-        if self.replicas.is_writer:
-            kinds = {type(one) for one in self._parts.settings.controllers}
-            unused = probe is not None and Thermostat not in kinds
-            steers = WeightDecayController in kinds
-            for text in _unused(further, unused, steers=steers, differ=self.replicas.differ):
-                warn(text)
+        is_scored = self.replicas.differ or any(
+            need.argument == "probe" for c in controllers for need in NEEDS[type(c)]
+        )
+        if probe is not None and not is_scored and self.replicas.is_writer:
+            warn(
+                "the probe is not used, because replicas are equal and no controller looks at it",
+                argument="probe",
+                remedy="pass controllers=[hdet.Thermostat(), hdet.HeldOutWeightDecay()], one or both, or leave "
+                "the probe out",
+            )
         if found is not None and self.replicas.is_writer:
             found.warn_of_other_length(total_steps)
         if found is not None and records is not None and self.replicas.is_writer:

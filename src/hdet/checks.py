@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sized
+from typing import Any
+
+from hdet.errors import bad_argument
 
 _LONGEST = 80
 """Characters of a value that an error shows."""
@@ -29,15 +32,12 @@ def require_number(
     """
     rule = _range_text(above, at_least, below, at_most)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(
-            _message(name, f"a number{rule}", f"{value!r} of type {type(value).__name__}", remedy)
-        )
+        raise _of_wrong_type(name, f"a number{rule}", value, remedy)
     number = float(value)
     inside = above < number < below and at_least <= number <= at_most
     if not math.isfinite(number) or not inside:
-        raise ValueError(
-            _message(name, f"a {'finite ' if not rule else ''}number{rule}", repr(value), remedy)
-        )
+        must = f"must be a {'finite ' if not rule else ''}number{rule}"
+        raise bad_argument(name, must, repr(value), remedy)
     return number
 
 
@@ -52,9 +52,9 @@ def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = 
     if isinstance(value, bool) or not isinstance(value, int):
         is_whole = isinstance(value, float) and value.is_integer()
         write = f"write {value:.0f}" if is_whole else ""
-        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", write))
+        raise _of_wrong_type(name, rule, value, write)
     if value < at_least:
-        raise ValueError(_message(name, rule, repr(value), remedy))
+        raise bad_argument(name, f"must be {rule}", repr(value), remedy)
     return value
 
 
@@ -66,7 +66,8 @@ def require_kind(must: str, value: object, is_right: bool, remedy: str = "") -> 
     TypeError: model must be a torch.nn.Module, got 3 of type int
     """
     if not is_right:
-        raise TypeError(f"{must}, got {shown(value)}" + (f": {remedy}" if remedy else ""))
+        name, _, rule = must.partition(" must ")
+        raise bad_argument(name, f"must {rule}", shown(value), remedy, kind=TypeError)
 
 
 def shown(value: object) -> str:
@@ -110,7 +111,7 @@ def require_flag(name: str, value: object) -> bool:
     TypeError: three_phase must be True or False, got 'yes' of type str
     """
     if not isinstance(value, bool):
-        raise TypeError(_message(name, "True or False", f"{value!r} of type {type(value).__name__}", ""))
+        raise _of_wrong_type(name, "True or False", value)
     return value
 
 
@@ -123,9 +124,9 @@ def require_choice(name: str, value: object, choices: Collection[str], *, also: 
     """
     rule = "one of " + ", ".join(repr(choice) for choice in choices) + (f" or {also}" if also else "")
     if not isinstance(value, str):
-        raise TypeError(_message(name, rule, f"{value!r} of type {type(value).__name__}", ""))
+        raise _of_wrong_type(name, rule, value)
     if value not in choices:
-        raise ValueError(_message(name, rule, repr(value), ""))
+        raise bad_argument(name, f"must be {rule}", repr(value))
     return value
 
 
@@ -157,5 +158,48 @@ def _range_text(above: float, at_least: float, below: float, at_most: float) -> 
     return f" in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
 
 
-def _message(name: str, rule: str, got: str, remedy: str) -> str:
-    return f"{name} must be {rule}, got {got}" + (f": {remedy}" if remedy else "")
+def _of_wrong_type(name: str, rule: str, value: object, remedy: str = "") -> ValueError | TypeError:
+    got = f"{value!r} of type {type(value).__name__}"
+    return bad_argument(name, f"must be {rule}", got, remedy, kind=TypeError)
+
+
+# --- parts of a saved state ----------------------------------------------------------------------------
+
+SAME_SETTINGS = "build the ensemble with the parameter groups and settings that it was saved with"
+"""What to do where a state does not fit."""
+
+
+def check_keys(name: str, state: Any, keys: Collection[str]) -> None:
+    """Raise if a part of a state lacks something.
+
+    >>> check_keys("state_dict", {"b": 1}, ["a", "b"])
+    Traceback (most recent call last):
+    ValueError: state_dict must hold a, b, but it has no a: load what state_dict() of an ensemble has returned
+    """
+    require_kind(f"{name} must be a dictionary", state, isinstance(state, Mapping))
+    if missing := [key for key in keys if key not in state]:
+        raise ValueError(
+            f"{name} must hold {', '.join(keys)}, but it has no {', '.join(missing)}: load what state_dict() "
+            "of an ensemble has returned"
+        )
+
+
+def check_counts(name: str, state: Mapping[str, Any], keys: Collection[str]) -> None:
+    """Raise unless these are whole numbers of at least zero."""
+    for key in keys:
+        require_count(f"{name} {key}", state[key], at_least=0)
+
+
+def check_numbers(name: str, values: Any, count: int, *, is_finite: bool = True) -> None:
+    """Raise unless this is a list of so many numbers."""
+    check_list(name, values, count, "numbers")
+    for value in values:
+        if is_finite or not isinstance(value, float) or math.isfinite(value):
+            require_number(name, value)
+
+
+def check_list(name: str, values: Any, count: int, what: str) -> None:
+    """Raise unless this is a list of so many things."""
+    require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))
+    if len(values) != count:
+        raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {SAME_SETTINGS}")

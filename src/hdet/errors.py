@@ -9,6 +9,29 @@ import warnings
 from urllib.parse import unquote, urlsplit
 
 
+def bad_argument(
+    argument: str, must: str, got: str, remedy: str = "", *, kind: type[ValueError | TypeError] = ValueError
+) -> ValueError | TypeError:
+    """Build the error for an argument that is not right. It has the fields ``argument`` and ``remedy``.
+
+    Args:
+        argument: its name.
+        must: the rule.
+        got: what was given, as text.
+        remedy: what to do instead.
+        kind: of the error.
+
+    >>> error = bad_argument("spread", "must be below 1", "1.2", "use scale='log'")
+    >>> error
+    ValueError("spread must be below 1, got 1.2: use scale='log'")
+    >>> error.argument, error.remedy
+    ('spread', "use scale='log'")
+    """
+    error = kind(f"{argument} {must}, got {got}" + (f": {remedy}" if remedy else ""))
+    vars(error).update(argument=argument, remedy=remedy)
+    return error
+
+
 class HdetError(Exception):
     """Base of every error that hdet raises on its own account."""
 
@@ -44,6 +67,11 @@ class CannotVectorizeError(HdetError, RuntimeError):
 class HdetWarning(UserWarning):
     """Base of every warning that hdet emits."""
 
+    argument = ""
+    """Name of the argument that it is about, if it is about one."""
+    remedy = ""
+    """What to do, the last sentence of the warning; empty where it needs none."""
+
 
 class IdenticalLossWarning(HdetWarning):
     """Every replica reported the same loss, so the controller has nothing to compare."""
@@ -57,12 +85,23 @@ class NotConvergedWarning(HdetWarning):
     """State was saved while the replicas' parameters differ."""
 
 
-def warn(text: str, category: type[Warning] = HdetWarning) -> None:
-    """Warn, and point at the line of the user's code that led here, however deep in hdet this is called."""
+def warn(
+    text: str, category: type[HdetWarning] = HdetWarning, *, argument: str = "", remedy: str = ""
+) -> None:
+    """Warn, and point at the line of the user's code that led here, however deep in hdet this is called.
+
+    Args:
+        text: says what was noticed.
+        category: of the warning.
+        argument: the warning's field.
+        remedy: the warning's field, which is added to the text.
+    """
+    warning = category(f"{text}: {remedy}" if remedy else text)
+    warning.argument, warning.remedy = argument, remedy
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and (frame.f_globals.get("__name__") or "").partition(".")[0] in _ON_THE_WAY:
         frame, stacklevel = frame.f_back, stacklevel + 1
-    warnings.warn(text, category, stacklevel=stacklevel)
+    warnings.warn(warning, stacklevel=stacklevel)
 
 
 class WarnOnce:
@@ -76,12 +115,12 @@ class WarnOnce:
         self._is_silent = is_silent
         self._told: set[str] = set()
 
-    def __call__(self, key: str, text: str, category: type[Warning] = HdetWarning) -> None:
+    def __call__(self, key: str, text: str, category: type[HdetWarning] = HdetWarning, **fields: str) -> None:
         """Warn, unless this was told before."""
         if key not in self._told:
             self._told.add(key)
             if not self._is_silent:
-                warn(text, category)
+                warn(text, category, **fields)
 
 
 _ON_THE_WAY = ("hdet", "contextlib", "torch")

@@ -7,7 +7,85 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+
+
+@dataclass(kw_only=True)
+class ComparingRecord:
+    """Holds what an :class:`hdet.Controller` saw and decided. Mappings are keyed by hyperparameter."""
+
+    name: ClassVar = "comparing"
+    weights: list[float] = field(default_factory=list)
+    """Weight of each replica (eq. 4)."""
+    temperature: float | None = None
+    signal: dict[str, float] = field(default_factory=dict)
+    velocity: dict[str, float] = field(default_factory=dict)
+    limited: dict[str, str] = field(default_factory=dict)
+    """Hyperparameters whose move was cut, with what has stopped it."""
+
+    def scalars(self) -> dict[str, float | None]:
+        """See :func:`scalars`."""
+        found = {
+            f"{kind}/{name}": x for kind in ("signal", "velocity") for name, x in getattr(self, kind).items()
+        }
+        return {**_by_replica("weight", self.weights), **found, "controller/temperature": self.temperature}
+
+
+@dataclass(kw_only=True)
+class GuardRecord:
+    """Holds what an :class:`hdet.Guard` has done."""
+
+    name: ClassVar = "guard"
+    num_brakes: int = 0
+    """It has gone back so often so far, because the run had collapsed."""
+
+    def scalars(self) -> dict[str, float | None]:
+        """See :func:`scalars`."""
+        return {"guard/num_brakes": self.num_brakes}
+
+
+@dataclass(kw_only=True)
+class WeightDecayRecord:
+    """Holds what one look of an :class:`hdet.HeldOutWeightDecay` saw and decided."""
+
+    name: ClassVar = "weight_decay"
+    held_out_loss: float | None = None
+    """Loss on the probe of the averaged weights."""
+    gap: float | None = None
+    """Share of it that the training loss has not, over the last looks at the probe."""
+    slope: float | None = None
+    """By how much the held-out loss rises for each e-fold by which decayed weights shrink."""
+    slope_error: float = 0.0
+    """Its standard error, by how far parts of the probe differ."""
+    move: float = 0.0
+    """Of the logarithm of the weight decay."""
+
+    def scalars(self) -> dict[str, float | None]:
+        """See :func:`scalars`."""
+        return {"held_out/loss": self.held_out_loss, "slope/weight_decay": self.slope}
+
+
+@dataclass(kw_only=True)
+class ThermostatRecord:
+    """Holds what an :class:`hdet.Thermostat` saw and decided, an entry for each of its rounds since the last record."""
+
+    name: ClassVar = "thermostat"
+    averaging_gains: list[float | None] = field(default_factory=list)
+    """What averaging the weights of a round gained on the probe, at the learning rate of the peak; None in
+    its first rounds."""
+    time_gains: list[float | None] = field(default_factory=list)
+    """What an e-fold of steps gained."""
+    factors: list[float] = field(default_factory=list)
+    """Its factor on the learning rate, after each of these rounds."""
+
+    def scalars(self) -> dict[str, float | None]:
+        """See :func:`scalars`."""
+        return {f"thermostat/{name}": entries[-1] for name, entries in vars(self).items() if entries}
+
+
+Section = ComparingRecord | GuardRecord | WeightDecayRecord | ThermostatRecord
+_Section = TypeVar("_Section", bound=Section)
+_SECTIONS = {kind.name: kind for kind in Section.__args__}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,38 +133,18 @@ class RoundRecord:
     """Losses of each replica that were left out because they were not finite."""
     excluded: dict[int, str] = field(default_factory=dict)
     """Replicas left out of the weights and of the mean, with the reason."""
-    weights: list[float] = field(default_factory=list)
-    """Weight of each replica (eq. 4)."""
     merge_weights: list[float] = field(default_factory=list)
     """Share of each replica in what they have merged into; empty where shares are equal."""
-    temperature: float | None = None
     positions: dict[str, list[float]] = field(default_factory=dict)
     """The place of each replica in the spread, from -1 to 1."""
     multipliers: dict[str, list[float]] = field(default_factory=dict)
     """Factor of each replica on the base of the round."""
     values: dict[str, list[float]] = field(default_factory=dict)
     """Value of each replica at the last step."""
-    signal: dict[str, float] = field(default_factory=dict)
-    velocity: dict[str, float] = field(default_factory=dict)
     correction: dict[str, float] = field(default_factory=dict)
     """New base over the planned value."""
-    limited: dict[str, str] = field(default_factory=dict)
-    """Hyperparameters whose move was cut, with what has stopped it."""
-    held_out_loss: float | None = None
-    """Loss on the probe of the averaged weights, where the weight decay was steered by it; else None."""
-    gap: float | None = None
-    """Share of it that the training loss has not, over the last looks at the probe."""
-    slope: dict[str, float] = field(default_factory=dict)
-    """By how much the held-out loss rises for each e-fold by which decayed weights shrink."""
-    slope_error: dict[str, float] = field(default_factory=dict)
-    """Its standard error, by how far parts of the probe differ."""
-    averaging_gains: list[float | None] = field(default_factory=list)
-    """What averaging the weights of a round gained on the probe, at the learning rate of the peak. One entry
-    for each round of a thermostat since the previous record; None in its first rounds."""
-    time_gains: list[float | None] = field(default_factory=list)
-    """What an e-fold of steps gained, for each of these rounds."""
-    thermostat_factors: list[float] = field(default_factory=list)
-    """Factor of the thermostat on the learning rate, after each of these rounds."""
+    controllers: dict[str, Any] = field(default_factory=dict)
+    """What each controller saw and decided, by its name; see :meth:`section`."""
     base: dict[str, float] = field(default_factory=dict)
     """Base after the sync, for the first step of the next round."""
     base_trace: dict[str, list[float]] = field(default_factory=dict)
@@ -97,8 +155,6 @@ class RoundRecord:
     """Parameters were averaged."""
     search: SearchRecord | None = None
     """It was found before the run, in a record of its own at step 0; None in the run itself."""
-    num_brakes: int = 0
-    """The guard has gone back so often so far, because the run had collapsed."""
     num_averaged_steps: int = 0
     """At the end of a run whose tail is averaged: how many steps the final weights are the mean of."""
     bytes_sent: int = 0
@@ -106,6 +162,14 @@ class RoundRecord:
     DistributedDataParallel sends by itself is not counted."""
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Time on the host spent in probe, measure, converge and steer."""
+
+    def section(self, kind: type[_Section]) -> _Section:
+        """Give what a controller saw and decided; an empty section where it has said nothing.
+
+        >>> RoundRecord(round=0, step=10, num_replicas=2).section(GuardRecord).num_brakes
+        0
+        """
+        return self.controllers.get(kind.name) or kind()
 
     def to_json(self) -> str:
         """Write one line of JSON."""
@@ -121,6 +185,12 @@ class RoundRecord:
             if not isinstance(search, dict):
                 raise TypeError(f"search must be an object or null, got {type(search).__name__}")
             data["search"] = SearchRecord(**_known(SearchRecord, search))
+        sections = data.get("controllers", {})
+        if not isinstance(sections, dict):
+            raise TypeError(f"controllers must be an object, got {type(sections).__name__}")
+        data["controllers"] = {
+            name: kind(**_known(kind, sections[name])) for name, kind in _SECTIONS.items() if name in sections
+        }
         return cls(**data)
 
 
@@ -156,13 +226,10 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         if seen:
             found[f"{kind}/mean"] = math.fsum(seen) / len(seen)
         found |= _by_replica(kind, numbers)
-    found |= _by_replica("weight", record.weights)
-    for kind in ("base", "signal", "slope", "velocity", "correction", "milliseconds"):
+    for section in record.controllers.values():
+        found |= section.scalars()
+    for kind in ("base", "correction", "milliseconds"):
         found |= {f"{kind}/{name}": number for name, number in getattr(record, kind).items()}
-    found["controller/temperature"] = record.temperature
-    found["held_out/loss"] = record.held_out_loss
-    for name in ("averaging_gains", "time_gains", "thermostat_factors"):
-        found |= {f"thermostat/{name}": number for number in getattr(record, name)[-1:]}
     found["replicas/excluded"] = len(record.excluded)
     if record.num_nonfinite_losses:
         found["nonfinite/total"] = sum(record.num_nonfinite_losses)
@@ -174,7 +241,7 @@ def _by_replica(kind: str, numbers: Sequence[float | None]) -> dict[str, float |
     return {f"{kind}/replica_{r}": number for r, number in enumerate(numbers)}
 
 
-def problem_of(record: RoundRecord | SearchRecord, prefix: str = "") -> str:
+def problem_of(record: RoundRecord | SearchRecord | Section, prefix: str = "") -> str:
     """Name the first field that does not hold what its type says; empty if all do.
 
     >>> problem_of(RoundRecord(round=0, step=-10, num_replicas=2))
@@ -184,8 +251,10 @@ def problem_of(record: RoundRecord | SearchRecord, prefix: str = "") -> str:
         holds, rule = _KINDS[f.type]
         if not holds(getattr(record, f.name)):
             return f"{prefix}{f.name} must be {rule}"
-    search = getattr(record, "search", None)
-    return "" if search is None else problem_of(search, "search.")
+    if not isinstance(record, RoundRecord):
+        return ""
+    parts = {**record.controllers, **({} if record.search is None else {"search": record.search})}
+    return next(filter(None, (problem_of(part, f"{name}.") for name, part in parts.items())), "")
 
 
 def _is_number(value: object) -> bool:
@@ -231,6 +300,7 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     ),
     "dict[int, str]": (lambda value: _is_mapping(value, _is_text), "reasons"),
     "dict[str, str]": (lambda value: _is_mapping(value, _is_text), "reasons"),
+    "dict[str, Any]": (lambda value: isinstance(value, dict), "sections by name"),
     "dict[str, float]": (_is_mapping, "numbers by name"),
     "dict[str, list[float]]": (lambda value: _is_mapping(value, _is_list), "lists of numbers by name"),
     "SearchRecord | None": (lambda _: True, "what a search saw"),

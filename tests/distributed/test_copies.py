@@ -206,7 +206,7 @@ def _copy_of_a_bad_start(rank: int) -> list[list[Tensor]]:
         warnings.simplefilter("ignore")
         healed = run.train(until=SYNC)
     run.train(until=2 * SYNC)
-    run.auto.replicas.restore(run.auto.steering._initial)  # pyright: ignore[reportAttributeAccessIssue]
+    run.auto.replicas.restore(next(iter(run.auto.controllers))._initial)  # pyright: ignore[reportAttributeAccessIssue]
     return [healed, run.weights()]
 
 
@@ -319,7 +319,7 @@ def _collapsed_after_a_warm_start(rank: int) -> float:
         explore=[hdet.LearningRate(0.0)],
         sync_every=5,
         total_steps=100,
-        controller=hdet.Guard(interval=0.9),
+        controllers=[hdet.Guard(interval=0.9)],
     )
     for step in range(100):
         ddp(torch.ones(2, 4)).sum().backward()
@@ -327,7 +327,7 @@ def _collapsed_after_a_warm_start(rank: int) -> float:
         optimizer.zero_grad()
         has_collapsed = 45 <= step < 55
         ensemble.step(100.0 if has_collapsed else 4.0 - 0.03 * step)
-    return float(ensemble.steering.state_dict()["num_brakes"])
+    return float(ensemble.controllers.state_dict()["guard"]["num_brakes"])
 
 
 def test_a_run_with_a_perturbed_start_can_begin_again():

@@ -161,8 +161,8 @@ def build_differently(rank: int, what: str) -> tuple[str, str]:
         settings["sync_every"] = 10 + rank
     elif what == "explore":
         settings["explore"] = [hdet.LearningRate(0.1 * (rank + 1))]
-    elif what == "controller":
-        settings["controller"] = hdet.Controller(momentum=0.1 * rank)
+    elif what == "controllers":
+        settings["controllers"] = [hdet.Controller(momentum=0.1 * rank)]
     elif what == "seed":
         settings["seed"] = rank
     elif what == "parameters" and rank:
@@ -174,7 +174,7 @@ def build_differently(rank: int, what: str) -> tuple[str, str]:
     return "none", ""
 
 
-@pytest.mark.parametrize("what", ["sync_every", "explore", "controller", "seed", "parameters"])
+@pytest.mark.parametrize("what", ["sync_every", "explore", "controllers", "seed", "parameters"])
 def test_different_settings_are_named_on_every_rank(what: str) -> None:
     results = run_replicas(build_differently, 4, what)
     names, texts = zip(*results, strict=True)
@@ -201,7 +201,7 @@ def test_different_bases_are_found_at_the_first_sync() -> None:
 
 def same_losses(rank: int) -> list[str]:
     optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
-    ensemble = hdet.Ensemble(optimizer, sync_every=1, controller=hdet.Controller())
+    ensemble = hdet.Ensemble(optimizer, sync_every=1, controllers=[hdet.Controller()])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -224,7 +224,7 @@ def run_with_fault(rank: int, fault: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     records = hdet.Records()
     ensemble = hdet.Ensemble(
-        optimizer, sync_every=2, controller=hdet.Controller(form="paper", temperature=1.0), records=records
+        optimizer, sync_every=2, controllers=[hdet.Controller(form="paper", temperature=1.0)], records=records
     )
     with torch.no_grad():
         for p in model.parameters():
@@ -555,7 +555,7 @@ def run_resume(rank: int, kind: str, stop_at: int, until: int, checkpoint: bytes
             explore=[hdet.LearningRate(0.2)],
             sync_every=5,
             total_steps=30,
-            controller=hdet.Controller(start=8),
+            controllers=[hdet.Controller(start=8)],
             records=records,
             average_tail=0.2,
         )

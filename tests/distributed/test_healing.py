@@ -190,7 +190,7 @@ def _same_error(rank: int, act: str) -> str:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     settings: dict[str, Any] = (
-        {} if act == "save, no rounds" else {"controller": hdet.Guard(), "total_steps": 30}
+        {} if act == "save, no rounds" else {"controllers": [hdet.Guard()], "total_steps": 30}
     )
     ensemble = hdet.Ensemble(
         optimizer, model=model, explore=[hdet.LearningRate(0.0)], sync_every=5, **settings
@@ -343,7 +343,7 @@ def _two_optimizers(rank):
         model=model,
         explore=[hdet.LearningRate(0.0)],
         sync_every=10,
-        controller=hdet.Guard(),
+        controllers=[hdet.Guard()],
         total_steps=400,
     )
 

@@ -97,7 +97,7 @@ def _ddp(rank, kind, more):
         (4, "sgd", {"moments": "keep", "explore": [hdet.LearningRate(0.0)]}),
         (2, "adamw", {"moments": "reset"}),
         (2, "adamw", presets.swap(start=0.5, sync_every=7) | {"average_tail": 0.3}),
-        (2, "sgd", {"moments": "average", "controller": hdet.Controller()}),
+        (2, "sgd", {"moments": "average", "controllers": [hdet.Controller()]}),
     ],
 )
 def test_ddp_ranks_equal_virtual_replicas(count, kind, more):

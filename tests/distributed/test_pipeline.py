@@ -30,7 +30,7 @@ def settings(optimizer, spread):
     if spread:
         return {
             "explore": [hdet.LearningRate(spread)],
-            "controller": hdet.Controller(),
+            "controllers": [hdet.Controller()],
             "sync_every": 10,
             "total_steps": STEPS,
             "average_tail": 0.2,

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 import hdet
 from hdet.method import reference
 from hdet.method.controller import equation8
+from hdet.round_record import ComparingRecord
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, predict
 from tests.helpers.replicas import run_replicas
 
@@ -35,7 +36,7 @@ OPTIMIZERS = {
 RULES: dict[str, dict[str, Any]] = {
     "printed": {"decay": "equation8", "loss_scale": 0.1},
     "printed with the temperature of the code": {"decay": "equation8", "loss_scale": 0.002},
-    "floor": {"decay": "floor", "temperature": "auto"},
+    "floor": {"decay": "floor", "loss_scale": "auto"},
     "log": {},
     "no controller": {},
     "tail": {"average_tail": 0.2},
@@ -56,7 +57,7 @@ def run_real(rank: int, optimizer_name: str, num_groups: int, rule: str) -> dict
             scheduler=scheduler,
             explore=[hdet.LearningRate(SPREAD)],
             sync_every=EVERY,
-            controller=hdet.Controller(form="log", start=START),
+            controllers=[hdet.Controller(form="log", start=START)],
             **common,
         )
         step = ensemble.step
@@ -121,7 +122,7 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         controller = hdet.Controller(
             form="paper",
             start=START,
-            temperature=chosen.get("temperature", chosen.get("loss_scale")),
+            temperature=chosen["loss_scale"],
             decay=literal if chosen["decay"] == "equation8" else "floor",
         )
     return reference.train(
@@ -176,12 +177,13 @@ def test_real_replicas_equal_the_reference(num_replicas: int, num_groups: int, r
             assert record.step == expected_round.step
             assert record.losses == pytest.approx(expected_round.losses, rel=1e-9)
             assert list(record.base.values()) == pytest.approx(expected_round.bases, rel=1e-9)
-            if record.weights:
-                assert record.weights == pytest.approx(expected_round.weights, rel=1e-6)
-                assert list(record.signal.values()) == pytest.approx(
+            compared = record.section(ComparingRecord)
+            if compared.weights:
+                assert compared.weights == pytest.approx(expected_round.weights, rel=1e-6)
+                assert list(compared.signal.values()) == pytest.approx(
                     expected_round.signals, rel=1e-6, abs=1e-12
                 )
-                assert list(record.velocity.values()) == pytest.approx(
+                assert list(compared.velocity.values()) == pytest.approx(
                     expected_round.velocities, rel=1e-6, abs=1e-12
                 )
 

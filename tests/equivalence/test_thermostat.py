@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hdet.replicas.tail import Tail
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.auto import settings_of
-from hdet.ensemble.tail import Tail
 from hdet.method import reference
 from hdet.method.recipe import Recipe
 from hdet.method.thermostat import LAST
@@ -57,7 +57,7 @@ class Run:
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         self.records = hdet.Records()
-        settings = {"controller": hdet.Thermostat(), "probe": hdet.Probe(HELD_OUT[rank::world_size], loss_of)}
+        settings = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT[rank::world_size], loss_of)}
         settings |= {"total_steps": TOTAL, "model": model, "records": self.records}
         self.auto = hdet.AutoLR(self.optimizer, **settings | told)
 
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def factors(self) -> list[float]:
-        return [factor for record in self.records for factor in record.thermostat_factors]
+        return [factor for record in self.records for factor in record.controllers["thermostat"].factors]
 
     @property
     def weights(self) -> list[Tensor]:
@@ -132,7 +132,7 @@ def test_one_device_equals_the_reference(lr: float, sync_every: int | None):
     factors, weights = referred(lr)
     assert run.factors == pytest.approx(factors, rel=1e-6) and len(factors) == LAST
     assert factors[-1] > 1.5 if lr == LOW else factors[-1] < 0.7  # there is something to repair
-    assert not run.records[-1].num_brakes
+    assert not run.records[-1].controllers["guard"].num_brakes
     assert run.auto.found_lr["lr"] == pytest.approx(lr * factors[-1])
     for mine, expected in zip(run.weights, weights, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-8)
@@ -288,7 +288,7 @@ def _sharded(rank: int, folder: str) -> tuple[list[float], list[float]]:
         fully_shard(net, mesh=mesh["shard"])
         optimizer, records = torch.optim.AdamW(net.parameters(), lr=LOW), hdet.Records()
         probe = hdet.Probe(HELD_OUT[rank::2], loss_of)
-        told = {"controller": hdet.Thermostat(), "probe": probe, "records": records}
+        told = {"controllers": [hdet.Thermostat()], "probe": probe, "records": records}
         return net, optimizer, hdet.AutoLR(optimizer, total_steps=TOTAL, model=net, **told), records
 
     def train(net: Any, optimizer: Any, auto: Any, records: Any, end: int) -> list[float]:
@@ -299,7 +299,7 @@ def _sharded(rank: int, folder: str) -> tuple[list[float], list[float]]:
             optimizer.step()
             auto.step(loss)
         auto.converge()
-        return [factor for record in records for factor in record.thermostat_factors]
+        return [factor for record in records for factor in record.controllers["thermostat"].factors]
 
     def state_of(net: Any, optimizer: Any, auto: Any, _: Any) -> dict[str, Any]:
         model_state, optimizer_state = get_state_dict(net, optimizer)
@@ -338,18 +338,18 @@ def test_scoring_leaves_weights_moments_statistics_and_random_numbers_as_they_we
             auto.step(loss)
         return [*net.state_dict().values(), torch.get_rng_state()]
 
-    monkeypatch.setattr("hdet.ensemble.thermostat_steering.steered", lambda state, seen, _: state._replace(
+    monkeypatch.setattr("hdet.steering.thermostat.steered", lambda state, seen, _: state._replace(
         rounds=(*state.rounds, seen)
     ))  # fmt: skip
-    told = {"controller": hdet.Thermostat(), "probe": hdet.Probe(HELD_OUT, loss_of)}
+    told = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT, loss_of)}
     assert all(map(torch.equal, train(**told), train()))
 
 
 def test_nothing_is_kept_after_the_last_round():
     run = Run(LOW).train(139)
-    kept = run.auto.steering.parts[-1]
+    kept = list(run.auto.controllers)[-1]
     assert isinstance(kept._mean, Tail)
     run.train(140)
     assert kept._mean is None and len(run.factors) == LAST - 1
-    state = run.auto.state_dict()["steering"]["parts"]["thermostat"]
+    state = run.auto.state_dict()["controllers"]["thermostat"]
     assert "mean" not in state and state["num_rounds"] == LAST

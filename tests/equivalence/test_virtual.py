@@ -63,7 +63,7 @@ def settings(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "scheduler": OneCycleLR(optimizer, 0.05, total_steps=STEPS, cycle_momentum=False),
         "explore": explored(name),
         "sync_every": 7,
-        "controller": hdet.Controller(form="log", start=10),
+        "controllers": [hdet.Controller(form="log", start=10)],
         "assignment": "latin",
         "records": hdet.Records(),
         "seed": 3,

@@ -69,7 +69,7 @@ def trained(rank: int = 0, world_size: int = 1, stop_at: int | None = None):
         optimizer,
         total_steps=TOTAL,
         model=net,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=probe,
         sync_every=5,
         records=records,
@@ -80,7 +80,7 @@ def trained(rank: int = 0, world_size: int = 1, stop_at: int | None = None):
         loss.backward()
         optimizer.step()
         auto.step(loss)
-    looks = [(r.step, r.slope["weight_decay"], r.base["weight_decay"]) for r in records if r.slope]
+    looks = [(r.step, seen.slope, r.base["weight_decay"]) for r in records if (seen := r.controllers.get("weight_decay"))]
     return [p.detach().clone() for p in net.parameters()], looks, (net, optimizer, auto)
 
 
@@ -211,7 +211,7 @@ def test_a_look_leaves_weights_moments_statistics_and_random_numbers_as_they_wer
         total_steps=40,
         model=net,
         sync_every=2,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=hdet.Probe(HELD_OUT, held_out_loss),
     )
     assert len(calls) == 1  # the first part, to see that it can be scored
@@ -256,7 +256,7 @@ def test_batch_norm_hides_the_scale_of_what_stands_before_it():
         optimizer,
         total_steps=40,
         model=net,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=hdet.Probe(HELD_OUT, loss_of),
         records=records,
     )
@@ -266,7 +266,7 @@ def test_batch_norm_hides_the_scale_of_what_stands_before_it():
         loss.backward()
         optimizer.step()
         auto.step(loss)
-    slopes = [abs(r.slope["weight_decay"]) for r in records if r.slope]
+    slopes = [abs(seen.slope) for r in records if (seen := r.controllers.get("weight_decay"))]
     assert slopes and max(slopes) < 1e-9
 
 
@@ -285,7 +285,7 @@ def _sharded(rank: int, layout: str) -> list[tuple[int, float, float]]:
         optimizer,
         total_steps=80,
         model=net,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=hdet.Probe(HELD_OUT, loss_of),
         sync_every=4,
         records=records,
@@ -297,7 +297,7 @@ def _sharded(rank: int, layout: str) -> list[tuple[int, float, float]]:
         loss.backward()
         optimizer.step()
         auto.step(loss)
-    return [(r.step, r.slope["weight_decay"], r.base["weight_decay"]) for r in records if r.slope]
+    return [(r.step, seen.slope, r.base["weight_decay"]) for r in records if (seen := r.controllers.get("weight_decay"))]
 
 
 @pytest.mark.filterwarnings("ignore:the probe has")

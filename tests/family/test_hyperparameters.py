@@ -142,7 +142,7 @@ def live(
         model=world.model,
         explore=[member.build(world)],
         sync_every=EVERY,
-        controller=hdet.Controller(**settings),
+        controllers=[hdet.Controller(**settings)],
         probe=probe,
         assignment="latin",
         records=records,
@@ -394,7 +394,7 @@ def momentum_under_pressure(rank: int, form: str) -> list[float]:
         optimizer,
         explore=[hdet.Momentum(0.3)],
         sync_every=1,
-        controller=hdet.Controller(form=form, step_size=0.9, momentum=0.5, **settings),  # pyright: ignore[reportArgumentType]
+        controllers=[hdet.Controller(form=form, step_size=0.9, momentum=0.5, **settings)],  # pyright: ignore[reportArgumentType]
     )
     seen = []
     for _ in range(200):
@@ -418,7 +418,7 @@ def there_and_back(rank: int) -> tuple[float, float]:
         optimizer,
         explore=[hdet.WeightDecay(0.5, bounds=(0.01, 0.3))],
         sync_every=1,
-        controller=hdet.Controller(step_size=1.0, momentum=0.5),
+        controllers=[hdet.Controller(step_size=1.0, momentum=0.5)],
     )
     bases = []
     for sign in (-1.0, 1.0):
@@ -466,7 +466,7 @@ def lr_signal(rank: int, with_dead_dial: bool) -> float:
         optimizer,
         explore=[hdet.LearningRate(0.2), *dead],
         sync_every=1,
-        controller=hdet.Controller(),
+        controllers=[hdet.Controller()],
         records=records,
     )
     optimizer.step()
@@ -490,7 +490,7 @@ def test_what_changes_the_loss_needs_a_probe() -> None:
         ValueError, match=r"probe must be given to steer \['label_smoothing'\], got None: .*Pass probe="
     ):
         hdet.Ensemble(
-            world.optimizer, explore=[hdet.LabelSmoothing(world.model)], controller=hdet.Controller()
+            world.optimizer, explore=[hdet.LabelSmoothing(world.model)], controllers=[hdet.Controller()]
         )
     hdet.Ensemble(world.optimizer, explore=[hdet.LabelSmoothing(world.model)])  # nothing is compared
 

@@ -52,7 +52,7 @@ class Logger(CSVLogger):
 def test_nothing_sees_a_look_at_the_probe(tmp_path):
     # With a weight decay that stays as it is, both runs have the same weights.
     frozen = pytest.MonkeyPatch()
-    frozen.setattr("hdet.ensemble.decay_steering.moved", lambda state, *_, **__: state)
+    frozen.setattr("hdet.steering.weight_decay.moved", lambda state, *_, **__: state)
     loggers = [Logger(tmp_path), Logger(tmp_path)]
     with frozen.context():
         looking = fit(exploring(records := hdet.Records()), logger=loggers[0])
@@ -102,7 +102,7 @@ def test_held_out_batches_have_the_precision_of_the_run():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"explore": [hdet.WeightDecay()]}, "probe must be given to explore weight decay, got None"),
+        ({"controllers": [hdet.HeldOutWeightDecay()]}, "probe must be given for a HeldOutWeightDecay, got None"),
         ({"explore": hdet.WeightDecay(), "probe": []}, "explore must be a list of hyperparameters"),
         ({"probe": torch.zeros(3)}, "probe must be held-out batches"),
         ({"probe": "val"}, "probe must be held-out batches"),

@@ -49,7 +49,7 @@ def test_looks_at_the_probe_leave_no_trace(tmp_path, monkeypatch):
         def on_evaluate(self, args, state, control, **_):
             self.evaluations += 1
 
-    monkeypatch.setattr("hdet.ensemble.decay_steering.moved", lambda state, *_, **__: state)
+    monkeypatch.setattr("hdet.steering.weight_decay.moved", lambda state, *_, **__: state)
     ends, spies, left = [], [], []
     for changes in ({}, {"explore": (), "probe": None}):
         random.seed(3)
@@ -97,7 +97,7 @@ def test_a_loss_of_ones_own_scores_the_probe_too(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"explore": [hdet.WeightDecay()]}, "probe must be given to explore weight decay, got None"),
+        ({"controllers": [hdet.HeldOutWeightDecay()]}, "probe must be given for a HeldOutWeightDecay, got None"),
         ({"explore": hdet.WeightDecay(), "probe": []}, "explore must be a list of hyperparameters"),
         ({"probe": "eval"}, "probe must be held-out batches"),
     ],

@@ -63,7 +63,7 @@ def train(
     trainer: Trainer, records: hdet.Records | None = None, *, checkpoint: Path | None = None, **changes: Any
 ) -> HdetCallback:
     """Train with weight decay that the Trainer's own evaluation data moves."""
-    settings: dict[str, Any] = {"explore": [hdet.WeightDecay()], "search": False}
+    settings: dict[str, Any] = {"controllers": [hdet.HeldOutWeightDecay()], "search": False}
     if "probe" not in changes:
         changes["probe"] = trainer.get_eval_dataloader()
     callback = HdetCallback(records=records, **(settings | changes))

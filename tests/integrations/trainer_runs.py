@@ -105,7 +105,7 @@ def train_apart(folder: Path) -> None:
     answers = []
     for checkpoint in (None, str(folder / "checkpoint-35")):
         spy, records = Spy(), hdet.Records()
-        callback = HdetCallback(spread=0.25, controller=hdet.Controller(), sync_every=8, records=records)
+        callback = HdetCallback(spread=0.25, controllers=[hdet.Controller()], sync_every=8, records=records)
         trainer = tiny_trainer(
             folder,
             spy,

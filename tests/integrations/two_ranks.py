@@ -44,7 +44,7 @@ def flat(module: Net) -> list[float]:
 def fit_apart(folder: Path, ckpt_path: Path | None = None) -> dict[str, object]:
     module, spy, records = Net(lr=0.01), Spy(), hdet.Records()
     search = LearningRateSearch(
-        search=False, spread=0.25, controller=hdet.Controller(), sync_every=8, records=records
+        search=False, spread=0.25, controllers=[hdet.Controller()], sync_every=8, records=records
     )
     every = {"save_top_k": -1, "auto_insert_metric_name": False}
     trainer = lightning.Trainer(

@@ -49,7 +49,7 @@ def plain_loop(
         optimizer,
         total_steps=NUM_STEPS,
         model=model,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=hdet.Probe(batches_of(held_out_rows(), 64), loss_of),
         records=records,
     )

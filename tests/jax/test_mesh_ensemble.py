@@ -219,7 +219,7 @@ def spoilt(step, replica=2):
 
 
 def test_a_replica_without_a_finite_loss_is_left_out_and_gets_the_mean():
-    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, gradients="local", controller=PAPER)
+    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, gradients="local", controllers=[PAPER])
     params, state, _, records = train(ensemble, tx_of(optax.adam), total=EVERY, data=spoilt, share=False)
     alone = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, gradients="local")
     tx = alone.wrap(tx_of(optax.adam))
@@ -291,7 +291,7 @@ def test_converging_within_a_round_does_not_end_it():
 
 
 def test_a_round_may_be_one_scan():
-    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controller=PAPER, schedule=shape)
+    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controllers=[PAPER], schedule=shape)
     expected, *_ = train(ensemble, tx_of(optax.adam), total=4 * EVERY)
     tx = ensemble.wrap(tx_of(optax.adam))
 
@@ -310,7 +310,7 @@ def test_a_round_may_be_one_scan():
 
 
 def test_a_run_goes_on_from_what_was_saved():
-    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controller=PAPER, schedule=shape)
+    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controllers=[PAPER], schedule=shape)
     whole, *_ = train(ensemble, tx_of(optax.adam))
     tx = ensemble.wrap(tx_of(optax.adam))
     step, converge = on_mesh(step_of(tx)), on_mesh(ensemble.converge)
@@ -367,7 +367,7 @@ def test_half_precision_is_averaged_in_single():
 
 
 def test_float32_is_close_to_float64():
-    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controller=PAPER)
+    ensemble = hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controllers=[PAPER])
     double, *_ = train(ensemble, tx_of(optax.adam))
     with jax.enable_x64(False):
         single, *_ = train(ensemble, tx_of(optax.adam))
@@ -376,7 +376,7 @@ def test_float32_is_close_to_float64():
 
 def test_a_base_that_would_fall_below_zero_is_halved_and_told():
     settings = hdet.Controller(form="paper", step_size=100.0, momentum=0.0, temperature=1e-6)
-    ensemble = hdet.jax.Ensemble(num_replicas=2, sync_every=1, spread=0.5, controller=settings)
+    ensemble = hdet.jax.Ensemble(num_replicas=2, sync_every=1, spread=0.5, controllers=[settings])
     tx = ensemble.wrap(tx_of(optax.sgd))
     params, state = ensemble.repeat((jnp.ones(2), tx.init(jnp.ones(2))))
     lower = np.argmin(state.multipliers[0, 0])
@@ -389,7 +389,7 @@ def test_a_base_that_would_fall_below_zero_is_halved_and_told():
 
 
 def test_a_loss_that_is_the_same_everywhere_is_told():
-    ensemble = hdet.jax.Ensemble(num_replicas=2, sync_every=1, controller=hdet.Controller(form="paper"))
+    ensemble = hdet.jax.Ensemble(num_replicas=2, sync_every=1, controllers=[hdet.Controller(form="paper")])
     tx = ensemble.wrap(tx_of(optax.sgd))
     params, state = ensemble.repeat((jnp.ones(2), tx.init(jnp.ones(2))))
     state = on_one_device(lambda p, s: tx.update(p, s, p, value=1.0)[1])(params, state)
@@ -411,7 +411,7 @@ def test_warm_start_has_the_scale_of_equation_10():
 
 def test_records_are_written_and_read(tmp_path):
     _, _, _, records = train(
-        hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controller=PAPER), tx_of(optax.sgd)
+        hdet.jax.Ensemble(num_replicas=N, sync_every=EVERY, controllers=[PAPER]), tx_of(optax.sgd)
     )
     sink = hdet.JsonlSink(tmp_path / "records.jsonl")
     for record in records:
@@ -434,17 +434,17 @@ def test_records_are_written_and_read(tmp_path):
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local', got 'own'"),
         ({"seed": -1}, ValueError, "seed must be"),
         (
-            {"controller": "paper"},
+            {"controllers": "paper"},
             ValueError,
             "controller must be hdet.Controller\\(form='paper'\\) .* got 'paper'",
         ),
         (
-            {"controller": hdet.Controller()},
+            {"controllers": [hdet.Controller()]},
             ValueError,
             "with a number as decay, or None, got .*form='log'",
         ),
         (
-            {"controller": hdet.Controller(form="paper", decay="floor")},
+            {"controllers": [hdet.Controller(form="paper", decay="floor")]},
             ValueError,
             "with a number as decay, or None, got .*decay='floor'.*floor_matching gives the decay",
         ),

@@ -179,7 +179,7 @@ def test_rows_at_high_are_left_out_where_nothing_breaks():
 
 def test_a_checkpoint_is_where_a_run_begins():
     base = CASE | {"lr": 0.01, "seed": 0, "steps": 60}
-    warm = {"spread": 0.0, "controller": "none", "sync_every": 5, "checkpoint": 1.0}
+    warm = {"spread": 0.0, "controllers": (), "sync_every": 5, "checkpoint": 1.0}
     cold = {name: value for name, value in warm.items() if name != "checkpoint"}
     first, again = (training.train(base | {"row": "x", "settings": warm}) for _ in range(2))
     new = training.train(base | {"row": "x", "settings": cold})
@@ -192,7 +192,7 @@ def test_a_checkpoint_is_where_a_run_begins():
 def test_a_plain_run_is_a_run_of_equal_replicas():
     base = CASE | {"lr": 0.01, "seed": 0}
     plain = training.train(base | {"row": "grid", "settings": {}})
-    local = {"spread": 0.0, "controller": "none", "probe": False, "sync_every": 5}
+    local = {"spread": 0.0, "controllers": (), "probe": False, "sync_every": 5}
     equal = training.train(base | {"row": "other", "settings": local})
     assert equal["final_loss"] == pytest.approx(plain["final_loss"], rel=1e-4)
     assert (plain["num_steps_done"], len(plain["train_losses"])) == (50, 50)

@@ -112,7 +112,7 @@ def test_plain_is_what_hdet_runs_without_exploration(tmp_path):
         replicas=4,
         optimizer="sgd",
         find=False,
-        controller="none",
+        controllers=(),
         probe=False,
         seed=3,
     )

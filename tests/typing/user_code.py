@@ -34,7 +34,7 @@ def explore(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, flo
         optimizer,
         model=model,
         explore=[hdet.LearningRate(spread=1 / 9), hdet.WeightDecay(spread=0.5)],
-        controller=hdet.Controller(),
+        controllers=[hdet.Controller()],
         records=hdet.Records(),
     )
     ensemble.step(0.5)

@@ -33,7 +33,7 @@ def streams_of(task: Task) -> list[Any]:
 def found_for(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> hdet.FoundLR:
     streams = streams_of(task)
     batches = (join([next(stream) for stream in streams]) for _ in itertools.count())
-    return hdet.find_lr(model, optimizer, batches, task.loss, total_steps=STEPS, probe=task.probe_batch())
+    return hdet.find_lr(model, optimizer, batches, task.loss, total_steps=STEPS, probe=[task.probe_batch()])
 
 
 def test_the_door_in_python_and_the_command_give_the_same_numbers(tmp_path):
@@ -64,8 +64,8 @@ def test_the_settings_of_a_run_are_the_recipe_unless_they_say_otherwise():
     recipe = Recipe(total_steps=1000)
     assert (plain.warmup, plain.anneal, plain.anneal_to) == (recipe.warmup, recipe.anneal, recipe.anneal_to)
     assert (plain.average_tail, plain.sync_every) == (recipe.average_tail, recipe.steps_per_round)
-    assert (plain.find, plain.controller, plain.spread) == (True, "guard", 0.0)
-    compared = RunConfig(task="quadratic", lr=0.1, steps=1000, controller="log")
+    assert (plain.find, plain.controllers, plain.spread) == (True, ("guard",), 0.0)
+    compared = RunConfig(task="quadratic", lr=0.1, steps=1000, controllers=("log",))
     assert (compared.spread, compared.average_tail, compared.anneal_to) == (1 / 9, 0.0, 0.0)
     assert not RunConfig(task="quadratic", lr=0.1, steps=49).find
 
@@ -114,8 +114,8 @@ def _that_differ(rank: int, with_controller: bool) -> tuple[Any, ...]:
         model=model,
         spread=0.5,
         explore=[hdet.Epsilon(spread=0.25)],
-        probe=lambda: loss_of(net, batch(7, 7)),
-        controller=hdet.Controller() if with_controller else None,
+        probe=hdet.Probe([batch(7, 7)], loss_of),
+        controllers=[hdet.Controller()] if with_controller else [],
         sync_every=10,
         records=records,
     )
@@ -135,7 +135,7 @@ def test_replicas_differ_and_converge_through_it(with_controller: bool):
         assert max(lr, other_lr) / min(lr, other_lr) == pytest.approx(3)
         assert max(epsilon, other_epsilon) / min(epsilon, other_epsilon) == pytest.approx(1.25**2)
     assert all(len(record.probes) == 2 and record.converged for record in records)
-    assert all(bool(record.signal) == with_controller for record in records)
+    assert all(("comparing" in record.controllers) == with_controller for record in records)
 
 
 def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():

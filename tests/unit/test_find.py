@@ -86,7 +86,7 @@ def test_what_an_optimizer_counts_in_its_groups_is_put_back(kind):
         optimizer.train()
     before = {**optimizer.param_groups[0]}
     first, again = (
-        hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=100, probe=batch(9, 9))
+        hdet.find_lr(net, optimizer, batches_of(0), loss_of, total_steps=100, probe=[batch(9, 9)])
         for _ in range(2)
     )
     assert optimizer.param_groups[0] == before
@@ -257,7 +257,7 @@ def _on_rank(rank, wrapped, clip_norm, has_probe=True):
     net = Net()
     model = DistributedDataParallel(net) if wrapped else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    probe = batch(99, 0) if has_probe else None
+    probe = hdet.Probe([batch(99, 0)], loss_of) if has_probe else None
     return hdet.find_lr(
         model, optimizer, batches_of(rank), loss_of, total_steps=400, probe=probe, clip_norm=clip_norm
     )
@@ -274,7 +274,7 @@ def test_ranks_find_what_one_process_finds_on_all_their_batches(count):
         (join([batch(replica, step) for replica in range(count)]) for step in itertools.count()),
         loss_of,
         total_steps=400,
-        probe=batch(99, 0),
+        probe=[batch(99, 0)],
         clip_norm=1.0,
     )
     assert ranks[0].lr == pytest.approx(alone.lr, rel=1e-6)
@@ -461,7 +461,8 @@ def test_a_search_that_cannot_tell_says_so_in_the_log(caplog):
             TypeError,
             "batches must be a DataLoader or a list of batches.* got None",
         ),
-        ({"probe": torch.zeros(0, 3)}, ValueError, "probe must hold at least one example, got none"),
+        ({"probe": [torch.zeros(0, 3)]}, ValueError, "batches must hold at least one example, got none"),
+        ({"probe": torch.zeros(2, 3)}, TypeError, r"probe must be an hdet\.Probe, held-out batches .* write \[batch\]"),
     ],
 )
 def test_a_search_names_what_is_wrong(wrong: dict, error: type[Exception], words: str):

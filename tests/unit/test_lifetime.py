@@ -46,7 +46,7 @@ def auto_lr(model, optimizer):
 
 
 def thermostat(model, optimizer):
-    told = {"controller": hdet.Thermostat(), "probe": hdet.Probe([torch.randn(200, 3)], loss_of)}
+    told = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe([torch.randn(200, 3)], loss_of)}
     auto = hdet.AutoLR(optimizer, total_steps=200, model=model, **told)
     return train(model, optimizer, auto, 48)
 
@@ -184,7 +184,7 @@ def _ranks_left_alive(rank: int, make: str) -> list[str]:
                 total_steps=20,
                 ensemble_lr_spread_ratio=0.1,
                 model_sync_interval=2,
-                process_group=group,
+                replicas=group,
                 model=model,
             )
         elif make == "local":

@@ -195,7 +195,7 @@ def test_a_weighted_mean_follows_the_losses():
         (presets.easgd() | {"moments": "average"}, ValueError, "moments must be 'auto' or 'keep'"),
         (presets.swap(), ValueError, "total_steps must be given for LateMerge"),
         (
-            presets.diloco() | {"controller": hdet.Guard(), "total_steps": 9},
+            presets.diloco() | {"controllers": [hdet.Guard()], "total_steps": 9},
             ValueError,
             "must not be an hdet.Gu",
         ),

@@ -1,9 +1,9 @@
-"""Ensemble: what users call. It counts steps and joins replicas, values, schedule and controller."""
+"""Ensemble: what users call. It counts steps and joins replicas, values, schedule and controllers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.ensemble import state
-from hdet.ensemble.construction import build
+from hdet.ensemble.construction import Parts
 from hdet.ensemble.rounds import NOTICES, StepCounter
-from hdet.ensemble.settings import AnyController
 from hdet.errors import HdetError
 from hdet.explore import Hyperparameter
 from hdet.method.merges import Merge
 from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.optimizers import claim, release
-from hdet.replicas.probe import AnyProbe
+from hdet.replicas.probe import Probe
 from hdet.replicas.tensors import parameters_of
-from hdet.weak_hook import Closing
+from hdet.steering.needs import AnyController
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Ensemble(Closing):
+class Ensemble(Parts):
     """Hyperparameter-divergent training over any optimizer and any schedule.
 
     Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
-    the replicas compare losses, average their parameters, let the controller move the shared base, and
+    the replicas compare losses, average their parameters, let controllers move the shared base, and
     draw new multipliers. Construction and syncs are collective: every replica must take part.
 
     Args:
@@ -47,9 +46,10 @@ class Ensemble(Closing):
             hold) to what is averaged.
         explore: what differs between replicas; the learning rate with spread 1/9 by default.
         sync_every: steps per round, T.
-        controller: moves the base at syncs, by comparing replicas (:class:`hdet.Controller`), only where a
-            run collapses (:class:`hdet.Guard`), or by held-out data (:class:`hdet.WeightDecayController` and
-            :class:`hdet.Thermostat`). A list of several of these; None leaves the base to the schedule.
+        controllers: what moves the base, a list of any of these. :class:`hdet.Controller` compares replicas,
+            :class:`hdet.Guard` goes back where a run collapses, and :class:`hdet.Thermostat` and
+            :class:`hdet.HeldOutWeightDecay` look at the probe. Each multiplies the base by a factor of its own.
+            Without any the base follows the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -72,10 +72,9 @@ class Ensemble(Closing):
             replicas end a round with different ones (gradients are local, a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
             Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
-        probe: an :class:`hdet.Probe`, or a function that returns the loss on one batch that is the same for
-            every replica. It scores the replicas instead of their training losses. It is called at each sync
-            before converging, with gradients off and ``model`` in evaluation mode. Where all replicas are
-            equal it is not called, unless the weight decay is steered by it.
+        probe: an :class:`hdet.Probe`, data that is the same for every replica. Where replicas differ it scores
+            them at each sync before converging, instead of their training losses, with gradients off and
+            ``model`` in evaluation mode. Some controllers look at it.
         patience: seconds that replicas wait for a missing one at a sync before they ask which it is. The log
             says it after about twice as long, and after ten times as long they raise.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
@@ -92,6 +91,9 @@ class Ensemble(Closing):
     (1, {'lr': 0.1})
     """
 
+    stepped_by = ""
+    """Names the scheduler that steps it in the place of the user, if there is one."""
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -100,7 +102,7 @@ class Ensemble(Closing):
         model: nn.Module | None = None,
         explore: Sequence[Hyperparameter] | None = None,
         sync_every: int = 1000,
-        controller: AnyController | Sequence[AnyController] | None = None,
+        controllers: Sequence[AnyController] = (),
         total_steps: int | None = None,
         replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | Replicas | None = None,
         seed: int = 0,
@@ -110,39 +112,29 @@ class Ensemble(Closing):
         gradients: Literal["shared", "local"] = "shared",
         merge: Merge | None = None,
         moments: Literal["auto", "average", "keep", "reset"] = "auto",
-        probe: AnyProbe | None = None,
+        probe: Probe | None = None,
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
-        told = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        parts = build(**told)
-        self._parts = parts
-        self.optimizer, self.replicas = parts.optimizer, parts.replicas
-        self.seed = seed
-        self.sync_every = sync_every
-        self.total_steps = parts.settings.total_steps
-        self.steering = parts.steering
-        """Moves the shared values."""
-        self.watch = parts.watch
-        """Notices parameters that come or go."""
-        self._values, self._tail = parts.values, parts.tail
-        self._tail_steps = range(0) if parts.tail is None else parts.tail.steps
-        self._is_closed_form = getattr(parts.scheduler, "is_closed_form", False)
-        self._peaks = parts.peaks
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(**given)
+        self.seed, self.sync_every, self.total_steps = seed, sync_every, self.settings.total_steps
+        self._tail_steps = range(0) if self.tail is None else self.tail.steps
 
         # From here on things change.
-        self._counter = StepCounter(parameters_of(self.optimizer), parts.warn)
+        self._counter = StepCounter(parameters_of(self.optimizer), self.warn)
         self._begins_equal = self.replicas.attach(
-            self._values,
-            moments=parts.settings.moments,  # pyright: ignore[reportArgumentType]
-            measures_gradients=parts.settings.rule.compares_gradients,
+            self.explored,
+            moments=self.settings.moments,  # pyright: ignore[reportArgumentType]
+            measures_gradients=self.settings.rule.compares_gradients,
             step_made=self._counter.optimizer_stepped,
         )
         claim(self.optimizer, self)
         self._is_closed = False
-        self._has_rounds = parts.has_rounds or self.replicas.differ
-        self._hooks = self._values.watch(self.optimizer)
-        self._restart(max(0, getattr(parts.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
+        self.has_rounds |= self.replicas.differ
+        self._hooks = self.explored.watch(self.optimizer)
+        self._record: RoundRecord | None = None
+        self._restart(max(0, getattr(self.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
 
     # --- what users read -----------------------------------------------------------------------------
@@ -150,44 +142,42 @@ class Ensemble(Closing):
     @property
     def base(self) -> dict[str, float]:
         """Give the shared value of every explored hyperparameter."""
-        return self._values.base
+        return self.explored.base
 
     @property
     def values(self) -> dict[str, float]:
         """Give the values that this replica uses."""
-        return {t.name: t.value_with(t.multiplier) for t in self._values.tunables}
+        return {t.name: t.value_with(t.multiplier) for t in self.explored.tunables}
 
     @property
     def multipliers(self) -> dict[str, float]:
         """Give this replica's factor on every base."""
-        return {tunable.name: tunable.multiplier for tunable in self._values.tunables}
+        return {tunable.name: tunable.multiplier for tunable in self.explored.tunables}
 
     @property
     def positions(self) -> dict[str, float]:
         """Tell where this replica stands in every spread, from -1 to 1."""
-        return {tunable.name: tunable.position for tunable in self._values.tunables}
+        return {tunable.name: tunable.position for tunable in self.explored.tunables}
 
     @property
     def found_lr(self) -> dict[str, float]:
         """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
         return {
-            tunable.name: tunable.held[0]
-            if tunable.held is not None and tunable.control is not None
-            else peak[0] * tunable.correction
-            for tunable, peak in zip(self._values.learning_rates, self._peaks, strict=True)
+            tunable.name: tunable.base if tunable.held is not None else peak[0] * tunable.correction
+            for tunable, peak in zip(self.explored.learning_rates, self.peaks, strict=True)
         }
 
     def summary(self) -> str:
         """Tell in a few plain lines what was asked for, and where the run stands."""
         count = self.replicas.count
         lines = [f"{self._place}, {count} replica{'' if count == 1 else 's'}"]
-        moves = [(name, p[0], lr) for (name, lr), p in zip(self.found_lr.items(), self._peaks, strict=True)]
-        others = [t for t in self._values.tunables if not t.is_scheduled and t.correction != 1]
+        moves = [(name, p[0], lr) for (name, lr), p in zip(self.found_lr.items(), self.peaks, strict=True)]
+        others = [t for t in self.explored.tunables if not t.is_scheduled and t.correction != 1]
         moves += [(t.name, t.slots[0].scheduled, t.base) for t in others]
         for name, asked, found in moves:
             moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
             lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
-        return "\n".join([*lines, *self.steering.notes])
+        return "\n".join([*lines, *self.controllers.notes])
 
     @property
     def _place(self) -> str:
@@ -201,9 +191,9 @@ class Ensemble(Closing):
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
         self._require_open("observe()")
-        if self._has_rounds:
+        if self.has_rounds:
             self.replicas.add_loss(loss)
-            self.steering.add_loss(loss)
+            self.controllers.add_loss(loss)
 
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
         """Count one optimizer step; call it right after ``optimizer.step()``.
@@ -215,11 +205,23 @@ class Ensemble(Closing):
         ``skipped=True`` for a step that the optimizer was asked for and did not take (a fused optimizer
         under a gradient scaler).
         """
+        if self.stepped_by:
+            raise HdetError(
+                f"step() must be called on the {self.stepped_by}, not on its ensemble: it has the schedule"
+            )
+        if self.count(loss, skipped=skipped):
+            # After the last step there is nothing to plan for, and a schedule would go beyond its curve.
+            is_over = self.total_steps is not None and self.num_steps >= self.total_steps
+            has_next = self.scheduler is not None and not is_over
+            self.follow(self.scheduler.step if has_next else None)
+
+    def count(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> bool:
+        """Do the first half of :meth:`step`: take the loss, count, and sync if it is time. Tell if it counts."""
         self._require_open("step()")
         if loss is not None:
             self.observe(loss)
         if not self._counter.takes_call() or skipped:
-            return
+            return False
         self.watch.require_same_groups()
         if self.total_steps is not None and self.num_steps >= self.total_steps:
             self._notice("past the end")
@@ -227,33 +229,43 @@ class Ensemble(Closing):
             self._notice("after finish")
         self.num_steps += 1
         is_end = self.num_steps == self.total_steps
-        is_sync = self._has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
+        is_sync = self.has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
         is_in_tail = self.num_steps in self._tail_steps
         if is_sync or is_in_tail:  # not at every step: it looks at each parameter
             self.watch.require_same()
-        if is_in_tail and self._tail is not None:
-            self._tail.step_made(self.num_steps)
-        record = self._sync(ends_round=True, joins=is_end) if is_sync else None
-        self._parts.converge.step_made(self.num_steps)
-        self.steering.step_made(self.num_steps, record)
-        if is_end and self._tail is not None:
-            num_averaged_steps = self._tail.finish(self.num_steps)
-            if record is not None:
-                record.num_averaged_steps = num_averaged_steps
-        slots = self._values.every_slot if is_sync else self._values.moving_slots
+        if is_in_tail and self.tail is not None:
+            self.tail.step_made(self.num_steps)
+        self._record = self._sync(ends_round=True, joins=is_end) if is_sync else None
+        self.merging.step_made(self.num_steps)
+        self.controllers.step_made(self.num_steps, self._record)
+        if is_end and self.tail is not None:
+            num_averaged_steps = self.tail.finish(self.num_steps)
+            if self._record is not None:
+                self._record.num_averaged_steps = num_averaged_steps
+        return True
+
+    def follow(self, schedule: Callable[[], Any] | None, *, is_closed_form: bool = False) -> None:
+        """Do the second half: let the schedule set its next values, and put this replica's in their place.
+
+        Args:
+            schedule: sets them; None to leave them as they are.
+            is_closed_form: it never reads the values that it changes.
+        """
+        record, self._record = self._record, None
+        slots = self.explored.moving_slots if record is None else self.explored.every_slot
         if slots.follow(
-            self._step_schedule,
-            compare_tensors=is_sync,  # not at every step: it waits for the device
-            is_traced=self._parts.is_traced,
-            is_closed_form=self._is_closed_form,
+            schedule,
+            compare_tensors=record is not None,  # not at every step: it waits for the device
+            is_traced=self.is_traced,
+            is_closed_form=is_closed_form,
         ):
             self._notice("changed outside")
         if record is not None:
-            self._parts.rounds.write(record)
+            self.rounds.write(record)
 
     def _sync(self, *, ends_round: bool, joins: bool) -> RoundRecord:
         try:
-            record = self._parts.rounds.run(self.num_steps, ends_round=ends_round, joins=joins)
+            record = self.rounds.run(self.num_steps, ends_round=ends_round, joins=joins)
         except BaseException:
             # Leave the user's DistributedDataParallel as it was: the run cannot go on.
             self.replicas.share_gradients(True)
@@ -262,13 +274,7 @@ class Ensemble(Closing):
         return record
 
     def _notice(self, key: str) -> None:
-        self._parts.warn(key, NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps))
-
-    def _step_schedule(self) -> None:
-        # After the last step there is nothing to plan for, and a OneCycleLR would go beyond its curve.
-        is_over = self.total_steps is not None and self.num_steps >= self.total_steps
-        if self._parts.scheduler is not None and (self._is_closed_form or not is_over):
-            self._parts.scheduler.step()
+        self.warn(key, NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps))
 
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own. Collective.
@@ -277,14 +283,14 @@ class Ensemble(Closing):
         """
         self._require_open("converge()")
         self._converge()
-        self.steering.before_save()
-        if self._tail is not None:
-            self._tail.hold_whole()
+        self.controllers.before_save()
+        if self.tail is not None:
+            self.tail.hold_whole()
 
     def _converge(self) -> None:
-        if self._has_rounds and self._is_apart:
+        if self.has_rounds and self._is_apart:
             self.watch.require_same()
-            self._parts.rounds.write(self._sync(ends_round=False, joins=True))
+            self.rounds.write(self._sync(ends_round=False, joins=True))
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -300,9 +306,9 @@ class Ensemble(Closing):
                 self.num_steps,
                 self.total_steps,
             )
-        if self._tail is not None:
-            self._is_finished |= self._tail.is_planned
-            self._tail.finish(self.num_steps)
+        if self.tail is not None:
+            self._is_finished |= self.tail.is_planned
+            self.tail.finish(self.num_steps)
         self.replicas.share_gradients(True)
 
     @contextmanager
@@ -314,19 +320,19 @@ class Ensemble(Closing):
         """
         self._require_open("averaged()")
         self._converge()
-        with nullcontext() if self._tail is None else self._tail.in_place():
+        with nullcontext() if self.tail is None else self.tail.in_place():
             yield
 
     def base_values(self) -> AbstractContextManager[None]:
         """Use the shared values on this replica, within the block."""
-        return self._values.at_base()
+        return self.explored.at_base()
 
     def warm_start(self, noise_scale: float = 0.01, *, norm: Literal["tensor", "global"] = "tensor") -> None:
         """Perturb each replica's parameters; see :func:`hdet.warm_start`. The next sync averages them."""
         self._require_open("warm_start()")
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
         self._begins_equal = False
-        self._counter.has_moved = self._has_rounds = True
+        self._counter.has_moved = self.has_rounds = True
 
     def close(self) -> None:
         """Put the scheduled values back in place and let go of the optimizer, for good."""
@@ -337,7 +343,7 @@ class Ensemble(Closing):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._values.every_slot.put_scheduled()
+        self.explored.every_slot.put_scheduled()
         release(self.optimizer)
 
     def _require_open(self, call: str) -> None:
@@ -353,30 +359,32 @@ class Ensemble(Closing):
         run resumes bit for bit. Not collective. It raises where the parameters are not finite.
         """
         is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
-        is_apart = self._has_rounds and self._is_apart and not is_new
-        state.require_fit_to_save(self._parts, self.num_steps, is_apart=is_apart)
+        is_apart = self.has_rounds and self._is_apart and not is_new
+        state.require_fit_to_save(self, self.num_steps, is_apart=is_apart)
         return {
             "num_steps": self.num_steps,
-            "peaks": [list(peak) for peak in self._peaks],
+            "peaks": [list(peak) for peak in self.peaks],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
-            **state.save_parts(self._parts),
+            **state.save_parts(self),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, also of another number of replicas. One that does not fit changes nothing."""
         self.check_state_dict(state_dict)
-        state.load_plan(state_dict, self._parts)
-        self._peaks = [list(peak) for peak in state_dict["peaks"]]
+        state.load_plan(state_dict, self)
+        self.peaks = [list(peak) for peak in state_dict["peaks"]]
         self._restart(state_dict["num_steps"], narrows=False)
-        state.load_progress(state_dict, self._parts)
+        state.load_progress(state_dict, self)
         self._counter.has_seen_steps |= state_dict["optimizer_steps_are_seen"]
 
     def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise if :meth:`load_state_dict` could not load this. Nothing is changed."""
-        state.check_state(state_dict, self._parts)
+        state.check_state(state_dict, self)
 
     def begin_at(self, num_steps: int) -> None:
         """Go on with a run that something else has trained for ``num_steps`` steps."""
+        for tunable in self.explored.tunables:
+            tunable.forget()
         self._restart(num_steps, begins_equal=self._begins_equal)
 
     # --- beginning -----------------------------------------------------------------------------------
@@ -384,16 +392,16 @@ class Ensemble(Closing):
     def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
         self._is_finished = False
-        self._parts.converge.begin(num_steps, begins_equal=begins_equal)
+        self.merging.begin(num_steps, begins_equal=begins_equal)
         self._counter.has_moved = False
-        if self._tail is not None:
-            self._tail.begin(is_checked=self._has_rounds and not self._parts.settings.is_local)
-        with self._values.rewriting(is_traced=self._parts.is_traced):
-            self._parts.rounds.begin_at(num_steps)
-            self._parts.reassign.draw(num_steps, narrows=narrows)
-        self.steering.begin(num_steps)
+        if self.tail is not None:
+            self.tail.begin(is_checked=self.has_rounds and not self.settings.is_local)
+        with self.explored.rewriting(is_traced=self.is_traced):
+            self.rounds.begin_at(num_steps)
+            self.reassign.draw(num_steps, narrows=narrows)
+        self.controllers.begin(num_steps)
 
     @property
     def _is_apart(self) -> bool:
         """Tell if anything has moved since replicas were averaged last."""
-        return self._counter.has_moved or self._parts.rounds.converged_at != self.num_steps
+        return self._counter.has_moved or self.rounds.converged_at != self.num_steps

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.ensemble.state import check_keys, check_weights
+from hdet.checks import check_keys
 from hdet.ensemble.sync import Converge, Sync
 from hdet.errors import HdetError
 from hdet.method.merges import AtSync, Merge
+from hdet.replicas.saved import check_weights
 from hdet.replicas.tensors import fitting
 
 

@@ -241,8 +241,6 @@ class Rounds:
             record.base[tunable.name] = tunable.base
             scheduled = tunable.slots[0].scheduled
             record.correction[tunable.name] = tunable.base / scheduled if scheduled else 1.0
-            if tunable.control is not None:
-                record.velocity[tunable.name] = tunable.control.velocity
         if self.sink is not None:
             self.sink.write(record)
         _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)

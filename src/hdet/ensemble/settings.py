@@ -4,26 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from torch import nn
 from torch.optim import Optimizer
 
 from hdet.checks import require_choice, require_count, require_kind, require_number
-from hdet.explore import ExploredValues, Hyperparameter
-from hdet.method.controller import Controller
+from hdet.explore import ExploredValues, Hyperparameter, WeightDecay
 from hdet.method.fan_out import DESIGNS
-from hdet.method.guard import Guard
 from hdet.method.merges import LateMerge, MeanMerge, Merge
-from hdet.method.thermostat import Thermostat
-from hdet.method.weight_decay import WeightDecayController
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
-from hdet.replicas.probe import REMEDY
+from hdet.replicas.probe import Probe, probe_of
 from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
 from hdet.replicas.tensors import has_coupled_decay
+from hdet.steering.needs import AnyController, Facts, controllers_of, require_needs
 
-AnyController = Controller | Guard | Thermostat | WeightDecayController
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hdet.replicas import ReplicaGroup, Replicas
+
+
+class Options(TypedDict, total=False):
+    """What :class:`hdet.Ensemble` takes besides the schedule, and every door to it passes on."""
+
+    model: nn.Module | None
+    replicas: dist.ProcessGroup | DeviceMesh | ReplicaGroup | Replicas | None
+    controllers: Sequence[AnyController]
+    probe: Probe | None
+    records: RecordSink | None
+    seed: int
+    average_tail: float
+    assignment: Literal["random", "latin", "factorial"]
+    gradients: Literal["shared", "local"]
+    merge: Merge | None
+    moments: Literal["auto", "average", "keep", "reset"]
+    bucket_mib: float
+    patience: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +51,7 @@ class Settings:
 
     explore: Sequence[Hyperparameter]
     sync_every: int
-    controller: AnyController | Sequence[AnyController] | None
+    controllers: Sequence[AnyController]
     total_steps: int | None
     seed: int
     bucket_mib: float
@@ -40,28 +59,14 @@ class Settings:
     gradients: Literal["shared", "local"]
     merge: Merge | None
     moments: Literal["auto", "average", "keep", "reset"]
-    probe: Any
+    probe: Probe | None
     average_tail: float
     records: RecordSink | None
 
     def __post_init__(self) -> None:
         require_count("sync_every", self.sync_every)
-        controller, records, probe = self.controller, self.records, self.probe
-        if isinstance(controller, Sequence):
-            object.__setattr__(self, "controller", tuple(controller))
-        require_kind(
-            "controller must be an hdet.Controller, an hdet.Guard, a list of controllers, or None",
-            controller,
-            all(isinstance(one, AnyController) for one in self.controllers),
-        )
-        kinds = [type(one) for one in self.controllers]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"controller must name each kind once, got {list(self.controllers)}")
-        if {Controller, Thermostat} <= set(kinds):
-            raise ValueError(
-                "controller must not hold both an hdet.Controller and an hdet.Thermostat: both move the "
-                "learning rate. Leave one out"
-            )
+        object.__setattr__(self, "controllers", controllers_of(self.controllers))
+        records = self.records
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps)
         require_count("seed", self.seed, at_least=0)
@@ -72,14 +77,14 @@ class Settings:
         require_choice("gradients", self.gradients, ("shared", "local"))
         require_choice("moments", self.moments, ("auto", "average", "keep", "reset"))
         self._check_merge()
-        must = "probe must be an hdet.Probe, a function that returns a loss, or None"
-        require_kind(must, probe, probe is None or callable(probe), REMEDY)
+        probe_of(self.probe)
         has_tail = require_number("average_tail", self.average_tail, at_least=0, below=1) > 0
         if has_tail and self.total_steps is None:
             raise ValueError(
                 "total_steps must be given to average the tail of the run, got None: pass it, or leave out "
                 "average_tail"
             )
+        require_needs(self.controllers, self.facts)
 
     def _check_merge(self) -> None:
         merge = self.merge
@@ -102,18 +107,22 @@ class Settings:
             raise ValueError(
                 "total_steps must be given for LateMerge, got None: it counts from the end of the run"
             )
-        has_guard = any(isinstance(one, Guard) for one in self.controllers)
-        if has_guard and (merge.has_state or merge.stays_apart):
-            raise ValueError(
-                f"controller must not be an hdet.Guard with {name}: it would put weights back, but not what "
-                "the merge rule remembers. Leave the guard out, or use another rule"
-            )
 
     @property
-    def controllers(self) -> Sequence[AnyController]:
-        """Give all controllers, in the order in which they decide."""
-        told = self.controller
-        return told if isinstance(told, tuple) else () if told is None else (told,)  # pyright: ignore[reportReturnType]
+    def facts(self) -> Facts:
+        """Tell what controllers find here."""
+        return Facts(
+            total_steps=self.total_steps,
+            sync_every=self.sync_every,
+            gradients=self.gradients,
+            has_probe=self.probe is not None,
+            merge=self.rule,
+            explores=any(
+                max(getattr(one, "group_spreads", None) or [one.spread]) > 0 for one in self.explore
+            ),
+            has_learning_rate=any(getattr(one, "is_scheduled", False) for one in self.explore),
+            differs_in_decay=any(isinstance(one, WeightDecay) for one in self.explore),
+        )
 
     @property
     def is_local(self) -> bool:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import require_count, require_flag, require_kind, require_number
+from hdet.checks import (
+    check_counts,
+    check_keys,
+    check_list,
+    check_numbers,
+    require_flag,
+    require_kind,
+    require_number,
+)
 from hdet.errors import NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Tunable
-from hdet.replicas import Replicas
-from hdet.replicas.tensors import local_part, parameters_of
+from hdet.replicas.saved import check_weights
+from hdet.replicas.tensors import parameters_of
 
 if TYPE_CHECKING:
     from hdet.ensemble.construction import Parts
 
 _log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Of the state that an ensemble saves."""
 
 _STATE = (
@@ -32,11 +38,10 @@ _STATE = (
     "losses",
     "tunables",
     "scheduler",
-    "steering",
+    "controllers",
     "tail",
 )
 """It holds at least these."""
-_REMEDY = "build the ensemble with the parameter groups and settings that it was saved with"
 
 
 def require_fit_to_save(parts: Parts, num_steps: int, *, is_apart: bool) -> None:
@@ -70,11 +75,11 @@ def save_parts(parts: Parts) -> dict[str, Any]:
         "total_steps": parts.settings.total_steps,
         **({} if parts.replicas.is_sharded else run),
         "losses": [list(row) for row in parts.losses.rows],
-        "tunables": {tunable.name: tunable.state() for tunable in parts.values.tunables},
+        "tunables": {tunable.name: tunable.state() for tunable in parts.explored.tunables},
         "scheduler": getattr(parts.scheduler, "state_dict", lambda: None)(),
-        "steering": parts.steering.state_dict(),
+        "controllers": parts.controllers.state_dict(),
         "tail": None if parts.tail is None else parts.tail.state_dict(),
-        "merge": parts.converge.state_dict(),
+        "merge": parts.merging.state_dict(),
     }
 
 
@@ -94,8 +99,8 @@ def check_state(state: dict[str, Any], parts: Parts) -> None:
             f"state_dict must be of a run that trains {here} parameters, got one of {saved}: build the "
             "model that it was saved with"
         )
-    check_tunables(state["tunables"], parts.values.tunables)
-    learning_rates = parts.values.learning_rates
+    check_tunables(state["tunables"], parts.explored.tunables)
+    learning_rates = parts.explored.learning_rates
     check_list("state_dict peaks", state["peaks"], len(learning_rates), "lists")
     for peak, tunable in zip(state["peaks"], learning_rates, strict=True):
         check_numbers("state_dict peaks", peak, len(tunable.slots))
@@ -105,29 +110,29 @@ def check_state(state: dict[str, Any], parts: Parts) -> None:
     for row in losses:
         check_numbers("state_dict losses", row, 3)
     check_schedule(parts.scheduler, state["scheduler"])
-    parts.steering.check_state(parts.steering.own_state(state["steering"]))
+    parts.controllers.check_state(state["controllers"])
     if (tail := state["tail"]) is not None:
         check_keys("state_dict tail", tail, ("mean", "num_taken", "first_step"))
         check_counts("state_dict tail", tail, ("num_taken", "first_step"))
         if parts.tail is not None:
             check_weights("state_dict tail mean", tail["mean"], parts.replicas)
-    parts.converge.check_state(state.get("merge"))
+    parts.merging.check_state(state.get("merge"))
 
 
 def load_plan(state: dict[str, Any], parts: Parts) -> None:
     """Load what is planned: the schedule, and what is known of each hyperparameter."""
     if parts.scheduler is not None and state["scheduler"] is not None:
         parts.scheduler.load_state_dict(state["scheduler"])
-    for tunable in parts.values.tunables:
+    for tunable in parts.explored.tunables:
         tunable.load(state["tunables"][tunable.name])
 
 
 def load_progress(state: dict[str, Any], parts: Parts) -> None:
     """Load what the run has seen, once the ensemble stands at the step that was saved."""
-    parts.steering.load_state_dict(parts.steering.own_state(state["steering"]))
+    parts.controllers.load_state_dict(state["controllers"])
     if parts.tail is not None:
         parts.tail.load_state_dict(state["tail"])
-    parts.converge.load_state_dict(state.get("merge"))
+    parts.merging.load_state_dict(state.get("merge"))
     parts.losses.clear(state["losses"])
     planned, total_steps = state.get("total_steps"), parts.settings.total_steps
     sync_every, num_replicas = parts.settings.sync_every, len(state["losses"])
@@ -164,35 +169,6 @@ def check_version(state: Any) -> None:
         )
 
 
-def check_keys(name: str, state: Any, keys: Collection[str]) -> None:
-    """Raise if a part of a state lacks something.
-
-    >>> check_keys("state_dict", {"b": 1}, ["a", "b"])
-    Traceback (most recent call last):
-    ValueError: state_dict must hold a, b, but it has no a: load what state_dict() of an ensemble has returned
-    """
-    require_kind(f"{name} must be a dictionary", state, isinstance(state, Mapping))
-    if missing := [key for key in keys if key not in state]:
-        raise ValueError(
-            f"{name} must hold {', '.join(keys)}, but it has no {', '.join(missing)}: load what state_dict() "
-            "of an ensemble has returned"
-        )
-
-
-def check_counts(name: str, state: Mapping[str, Any], keys: Collection[str]) -> None:
-    """Raise unless these are whole numbers of at least zero."""
-    for key in keys:
-        require_count(f"{name} {key}", state[key], at_least=0)
-
-
-def check_numbers(name: str, values: Any, count: int, *, is_finite: bool = True) -> None:
-    """Raise unless this is a list of so many numbers."""
-    check_list(name, values, count, "numbers")
-    for value in values:
-        if is_finite or not isinstance(value, float) or math.isfinite(value):
-            require_number(name, value)
-
-
 def check_tunables(state: Any, tunables: Sequence[Tunable]) -> None:
     """Raise unless these are the states of these hyperparameters."""
     check_keys("state_dict tunables", state, ())
@@ -204,41 +180,14 @@ def check_tunables(state: Any, tunables: Sequence[Tunable]) -> None:
         )
     for tunable in tunables:
         name, saved = f"state_dict {tunable.name}", state[tunable.name]
-        check_keys(name, saved, ("scheduled", "held", "correction", "control", "decay", "share"))
+        check_keys(name, saved, ("scheduled", "held", "factors", "share"))
         check_numbers(f"{name} scheduled", saved["scheduled"], len(tunable.slots))
         if saved["held"] is not None:
             check_numbers(f"{name} held", saved["held"], len(tunable.slots))
-        if saved["control"] is not None:
-            check_numbers(f"{name} control", saved["control"], 2)
-        require_number(f"{name} correction", saved["correction"], above=0)
-        require_number(f"{name} decay", saved["decay"])
+        check_keys(f"{name} factors", saved["factors"], ())
+        for factor in saved["factors"].values():
+            require_number(f"{name} factors", factor, above=0)
         require_number(f"{name} share", saved["share"], at_least=0, at_most=1)
-
-
-def check_weights(name: str, saved: object, replicas: Replicas) -> None:
-    """Raise unless these have the shapes of the weights. There may have been another number of rows."""
-    check_tensors(name, saved, replicas.weights(), has_rows=replicas.has_rows)
-
-
-def check_tensors(name: str, saved: Any, here: Sequence[Tensor], *, has_rows: bool = False) -> None:
-    """Raise unless these are tensors of the same shapes; where they have rows, of any number of them."""
-    check_list(name, saved, len(here), "tensors")
-    for i, (one, other) in enumerate(zip(saved, here, strict=True)):
-        if not isinstance(one, Tensor):
-            raise TypeError(f"{name} must hold tensors, got {type(one).__name__} at {i}")
-        part = local_part(one)
-        is_alike = has_rows and part.ndim == 2 and len(part) > 0 and part.shape[1] == other.shape[1]
-        if part.shape != other.shape and not is_alike:
-            raise ValueError(
-                f"{name} must have shape {tuple(other.shape)} at {i}, got {tuple(one.shape)}: {_REMEDY}"
-            )
-
-
-def check_list(name: str, values: Any, count: int, what: str) -> None:
-    """Raise unless this is a list of so many things."""
-    require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))
-    if len(values) != count:
-        raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {_REMEDY}")
 
 
 # --- the schedule ------------------------------------------------------------------------------------

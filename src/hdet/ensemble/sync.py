@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hdet.checks import check_keys
 from hdet.ensemble.settings import Settings
-from hdet.ensemble.state import check_keys
-from hdet.ensemble.steering import Steering
-from hdet.ensemble.tail import Tail
 from hdet.errors import AllReplicasFailedError
 from hdet.explore import ExploredValues
 from hdet.method.exclusion import outliers
@@ -20,6 +18,8 @@ from hdet.method.fan_out import assign
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas, Report
 from hdet.replicas.losses import LossSum
+from hdet.replicas.tail import Tail
+from hdet.steering import Controllers
 
 _LEAST_LOSSES = 20
 """A mean over fewer losses is too noisy to say that a replica has fallen behind."""
@@ -92,7 +92,7 @@ class Phase(Protocol):
 
 
 @dataclass(eq=False)
-class Probe:
+class Score:
     """Score the replicas on the same data, where they differ: only then are they compared."""
 
     replicas: Replicas
@@ -250,9 +250,9 @@ class Describe:
 
 @dataclass(eq=False)
 class Steer:
-    """Let the controller move the shared values."""
+    """Let the controllers move the shared values."""
 
-    steering: Steering
+    controllers: Controllers
     tail: Tail | None
     """Begins again where the run goes back to earlier weights."""
     name = "steer"
@@ -260,8 +260,7 @@ class Steer:
 
     def run(self, sync: Sync) -> None:
         """Decide by what the record tells."""
-        self.steering.sync(sync.record)
-        if self.steering.has_gone_back and self.tail is not None:
+        if self.controllers.sync(sync.record) and self.tail is not None:
             self.tail.forget()
 
 

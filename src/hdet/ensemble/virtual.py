@@ -8,10 +8,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.checks import require_count, require_flag, require_kind
+from hdet.checks import check_counts, check_keys, check_list, require_count, require_flag, require_kind
 from hdet.ensemble.ensemble import Ensemble
-from hdet.ensemble.state import check_counts, check_keys, check_list, check_tensors
 from hdet.replicas.optimizers import plain_optimizer
+from hdet.replicas.probe import ProbeOrBatches, probe_of
+from hdet.replicas.saved import check_tensors
 from hdet.replicas.stacked import StackedReplicas
 from hdet.weak_hook import Closing
 
@@ -36,8 +37,8 @@ class VirtualEnsemble(Closing):
         join_equal: while replicas do not differ (no spread, one shared gradient), compute them as one, on all
             their batches joined along the first dimension. The same mean gradient where the loss is a mean
             over examples and the batches have one size, at a fraction of the time; not with BatchNorm.
-        probe: ``probe(model)``, the loss that replicas are compared by, evaluated for each at every sync if
-            they differ.
+        probe: an :class:`hdet.Probe`, or held-out batches that become one with ``loss``. It scores each replica
+            at every sync, if they differ.
         **settings: everything else that :class:`hdet.Ensemble` takes.
 
     >>> import torch
@@ -60,7 +61,7 @@ class VirtualEnsemble(Closing):
         gradients: Literal["shared", "local"] = "shared",
         vectorize: bool = True,
         join_equal: bool = False,
-        probe: Callable[[nn.Module], Tensor | float] | None = None,
+        probe: ProbeOrBatches | None = None,
         **settings: Any,
     ) -> None:
         require_count("num_replicas", num_replicas)
@@ -68,8 +69,6 @@ class VirtualEnsemble(Closing):
         require_flag("join_equal", join_equal)
         require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
         require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
-        is_probe = probe is None or callable(probe)
-        require_kind("probe must be a function probe(model) or None", probe, is_probe)
         self.model = model
         self.replicas = StackedReplicas(
             model,
@@ -78,10 +77,11 @@ class VirtualEnsemble(Closing):
             count=num_replicas,
             vectorize=vectorize,
             joins_equal=join_equal,
-            probe=probe,
+            probe=probe_of(probe, loss),
         )
         """The replicas live here."""
-        self.engine = Ensemble(optimizer, replicas=self.replicas, gradients=gradients, **settings)
+        told: dict[str, Any] = {"gradients": gradients, "probe": self.replicas.probe}
+        self.engine = Ensemble(optimizer, replicas=self.replicas, **told, **settings)
         """It counts steps, syncs, and moves the base."""
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> Tensor:

@@ -116,6 +116,10 @@ class OptimizerField(Spreading):
     """Groups that hold a zero are left alone."""
     remedy: ClassVar[str] = ""
     """What to do where all of them do."""
+    title: ClassVar[str] = ""
+    """Its name in warnings; empty for that of the class."""
+    steered_by: ClassVar[str] = ""
+    """Name of the only controller that moves it; empty for those that move all that is explored."""
     is_scheduled: ClassVar[bool] = False
     """A zero is only where the schedule begins."""
 
@@ -147,12 +151,14 @@ class OptimizerField(Spreading):
             looked_for = " or ".join(repr(key) for key, _ in self.keys) + " above zero" * self.skips_zero
             is_zero = any(key in group for key, _ in self.keys for group in optimizer.param_groups)
             warn(
-                f"{type(self).__name__} found no {looked_for} in the groups of {type(optimizer).__name__}: "
-                "nothing is explored" + (f". {self.remedy}" if is_zero and self.remedy else ""),
+                f"{self.title or type(self).__name__} found no {looked_for} in the groups of "
+                f"{type(optimizer).__name__}, so it does nothing",
                 NoEffectWarning,
+                argument=self.name,
+                remedy=self.remedy if is_zero else "",
             )
             return []
-        told = {"is_scheduled": self.is_scheduled}
+        told = {"is_scheduled": self.is_scheduled, "steered_by": self.steered_by}
         if not self.per_group:
             return [self._tunable(self.name, list(slots.values()), floor=floors[0], **told)]
         names = _group_names(self.name, optimizer)
@@ -230,41 +236,27 @@ class LearningRate(OptimizerField):
 
 @dataclass(frozen=True, eq=False)
 class WeightDecay(OptimizerField):
-    """Explore the weight decay; groups that have none (zero) are left alone.
+    """Let replicas differ in the weight decay; groups that have none (zero) are left alone.
 
-    In :class:`hdet.AutoLR` held-out data moves it, and replicas need not differ for that. Elsewhere replicas
-    differ by the spread.
+    Held-out data moves it without that: :class:`hdet.HeldOutWeightDecay`, a controller.
     """
 
     spread: float = 0.5
-    start: Literal["auto"] | None = None
-    """``"auto"`` begins at 5 / (learning rate x steps), a good value on data that repeats; for
-    :class:`hdet.AutoLR`. None begins at what the optimizer has."""
 
     name = "weight_decay"
     keys = (("weight_decay", None),)
     skips_zero = True
-    remedy = "Set weight_decay=0.01 in the optimizer"
+    remedy = "set weight_decay=0.01 in the optimizer"
 
-    def __post_init__(self) -> None:
-        if isinstance(self.spread, str):  # as in WeightDecay("auto")
-            raise TypeError(f"spread must be a number, got {self.spread!r}: write start='auto'")
-        super().__post_init__()
-        if self.start not in ("auto", None):
-            is_number = isinstance(self.start, (int, float))
-            remedy = (
-                f"set weight_decay={self.start!r} in the optimizer" if is_number else "write start='auto'"
-            )
-            raise ValueError(f"start must be 'auto' or None, got {self.start!r}: {remedy}")
 
-    def tunables(self, optimizer: Optimizer) -> list[Tunable]:
-        """One tunable per parameter group that decays, or a single one."""
-        if self.start is not None:
-            raise ValueError(
-                f"start must be None for an ensemble that does not know its length, got {self.start!r}: use "
-                "hdet.AutoLR, or set the weight decay in the optimizer"
-            )
-        return super().tunables(optimizer)
+@dataclass(frozen=True, eq=False)
+class SteeredWeightDecay(WeightDecay):
+    """Has what :class:`hdet.HeldOutWeightDecay` moves: one weight decay for all replicas and groups."""
+
+    spread: float = 0.0
+    per_group: bool = False
+    title = "HeldOutWeightDecay"
+    steered_by = "weight_decay"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Tunable: one scalar that replicas hold at different values, and that a controller moves."""
+"""Tunable: one scalar that replicas hold at different values, and that controllers move."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdet.explore.slots import Slot
-from hdet.method.controller import ControllerState
 from hdet.method.fan_out import factor_limits, multiplier_at, usable_share
 
 
 @dataclass(eq=False)
 class Tunable:
-    """One explored scalar: its slots, its spread, and what the controller has learned of it.
+    """One explored scalar: its slots, its spread, and what controllers have made of it.
 
-    The base is the scheduled value times a correction. A controller of the paper's form holds a base of its
-    own instead. Several slots of one tunable share its multiplier and move in proportion. Where the slots
-    are complements (a momentum), all of this applies to one minus the value.
+    The base is the scheduled value times a correction, the product of the factors of all controllers. Each
+    writes its own factor and reads no other's. A controller of the paper's form holds a value of its own in the
+    place of the scheduled one. Several slots of one tunable share its multiplier and move in proportion. Where
+    the slots are complements (a momentum), all of this applies to one minus the value.
     """
 
     name: str
@@ -37,19 +37,27 @@ class Tunable:
     """Tells whether losses of replicas with different values cannot be compared."""
     is_scheduled: bool = False
     """Tells whether a schedule moves the value, so that where it stands now says little."""
+    steered_by: str = ""
+    """Name of the only controller that moves it; empty for those that move all that is explored."""
 
     def __post_init__(self) -> None:
         self.changes_moments = self.slots[0].is_complement
         """Tells that it is a momentum: factors apply to one minus the value."""
         self.position = 0.0
         self.multiplier = 1.0
-        self.correction = 1.0
-        self.decay = 0.0
-        self.held: list[float] | None = None
-        self.control: ControllerState | None = None
+        self.forget()
         self.share = 1.0
         """The share of the spread that is used in this round, from 0 to 1."""
         self.narrow_spread()
+
+    def forget(self) -> None:
+        """Begin without anything of any controller."""
+        self.factors: dict[str, float] = {}
+        """Of each controller that has moved the base, by its name."""
+        self.correction = 1.0
+        """Their product."""
+        self.held: list[float] | None = None
+        """What stands in the place of the scheduled values, for each slot."""
 
     # --- the value -----------------------------------------------------------------------------------
 
@@ -60,8 +68,9 @@ class Tunable:
 
     def value_with(self, multiplier: float, slot_index: int = 0) -> float:
         """Return what a replica with this multiplier uses in a slot."""
-        scheduled = self.value(self.slots[slot_index].scheduled, self.correction)
-        base = scheduled if self.held is None else self.held[slot_index]
+        if self.held is not None:
+            return self._bounded(self.value(self.held[slot_index], self.correction * multiplier))
+        base = self.value(self.slots[slot_index].scheduled, self.correction)
         return self._bounded(self.value(base, multiplier))
 
     def value(self, base: float, factor: float) -> float:
@@ -90,46 +99,51 @@ class Tunable:
         """Tell the slots what to hold when values are written next."""
         for i, slot in enumerate(self.slots):
             slot.factor = self.correction * multiplier
-            slot.held = None if self.held is None else self.value(self.held[i], multiplier)
+            slot.held = None if self.held is None else self.value(self.held[i], slot.factor)
 
-    # --- the controller ------------------------------------------------------------------------------
+    # --- controllers ---------------------------------------------------------------------------------
 
-    def hold(self, state: ControllerState) -> None:
-        """Leave the schedule and keep the controller's base until it moves again (paper form)."""
-        base = self.move_to(self.inner(state.base))
-        self.control = ControllerState(self.inner(base), state.velocity)
+    @property
+    def planned(self) -> float:
+        """The value of the first slot, as factors see it, without those of the controllers."""
+        return self.inner(self._planned()[0])
 
-    def move_to(self, base: float) -> float:
-        """Leave the schedule for this base; return what the bounds allow of it."""
-        old = self._bases()
+    def hold(self, value: float) -> float:
+        """Leave the schedule for this value, until it is moved again. Return what the bounds allow of it."""
+        old = self._planned()
         before = self.inner(old[0])
         if before <= 0:  # nothing to scale: it stays
             self.held = old
             return old[0]
-        factor = self.inner(base) / before
-        allowed = self._allowed(factor, old)
-        # Slots keep their proportions. A single slot takes the new base exactly.
-        first = base if allowed == factor else self.value(old[0], allowed)
-        self.held = [first] + [self.value(value, allowed) for value in old[1:]]
+        factor = self.inner(value) / before
+        allowed = self._allowed(factor, self._bases())
+        # Slots keep their proportions. A single slot takes the new value exactly.
+        first = value if allowed == factor else self.value(old[0], allowed)
+        self.held = [first] + [self.value(one, allowed) for one in old[1:]]
         return first
 
-    def correct(self, state: ControllerState) -> None:
-        """Let the schedule go on, multiplied by the controller's correction (log form)."""
-        correction = math.exp(state.base)
+    def set_factor(self, controller: str, factor: float) -> float:
+        """Let a controller multiply the base by this. Return what the bounds allow of it."""
+        before, others = self.correction, self._product(controller)
         if self.bounds is not None:
             # Measured from where the base is: a schedule that has left the bounds by itself is not pulled
             # back, it is only not pushed further out.
-            factor = correction / self.correction
-            allowed = self._allowed(factor, [self.value(s.scheduled, self.correction) for s in self.slots])
-            if allowed != factor:
-                correction = self.correction * allowed
-                state = ControllerState(math.log(correction), state.velocity)
-        if correction != self.correction:
+            ratio = others * factor / before
+            allowed = self._allowed(ratio, [self.value(planned, before) for planned in self._planned_as_is()])
+            if allowed != ratio:
+                factor = before * allowed / others
+        self.factors[controller] = factor
+        self.correction = self._product()
+        if self.correction != before:
             # Scheduled values that wait to be recorded were used with the old correction.
             for slot in self.slots:
-                slot.scale_trace(self.correction / correction)
-        self.correction = correction
-        self.control = state
+                slot.scale_trace(before / self.correction)
+        return factor
+
+    def _product(self, without: str = "") -> float:
+        # In one order, so that a run that was resumed multiplies alike.
+        kept = [self.factors[name] for name in sorted(self.factors) if name != without]
+        return math.prod(kept, start=1.0)
 
     # --- records and checkpoints ---------------------------------------------------------------------
 
@@ -143,7 +157,7 @@ class Tunable:
             scheduled = slot.take_trace(keep_newest=keep_newest)
             if i == 0 or not slot.is_static:
                 bases = [self._bounded(self.value(p, self.correction)) for p in scheduled]
-                bases = bases if self.held is None else [self.held[i]]
+                bases = bases if self.held is None else [self._bases()[i]]
                 name = self.name if i == 0 else f"{self.name}[{i}]"
                 traces[name] = bases[:1] if len(set(bases)) == 1 else bases
         return traces
@@ -153,9 +167,7 @@ class Tunable:
         return {
             "scheduled": [slot.scheduled for slot in self.slots],
             "held": None if self.held is None else list(self.held),
-            "correction": self.correction,
-            "control": None if self.control is None else list(self.control),
-            "decay": self.decay,
+            "factors": dict(self.factors),
             "share": self.share,
         }
 
@@ -164,17 +176,22 @@ class Tunable:
         for slot, scheduled in zip(self.slots, state["scheduled"], strict=True):
             slot.scheduled = scheduled
         self.held = None if state["held"] is None else list(state["held"])
-        self.correction = state["correction"]
-        self.control = None if state["control"] is None else ControllerState(*state["control"])
-        self.decay = state["decay"]
+        self.factors = dict(state["factors"])
+        self.correction = self._product()
         self.share = state["share"]
 
     # --- on the scale of the tunable --------------------------------------------------------------------
 
     def _bases(self) -> list[float]:
-        if self.held is not None:
+        if self.held is not None and self.correction == 1:
             return self.held
-        return [self._bounded(self.value(slot.scheduled, self.correction)) for slot in self.slots]
+        return [self._bounded(self.value(planned, self.correction)) for planned in self._planned_as_is()]
+
+    def _planned(self) -> list[float]:
+        return list(map(self._bounded, self._planned_as_is()))
+
+    def _planned_as_is(self) -> list[float]:
+        return [slot.scheduled for slot in self.slots] if self.held is None else self.held
 
     def inner(self, value: float) -> float:
         """The value as factors see it: itself, or one minus it. Its own inverse."""

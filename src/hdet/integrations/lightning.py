@@ -16,10 +16,8 @@ from torch.utils.data import DataLoader
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
 from hdet.explore import Hyperparameter, LearningRate
-from hdet.integrations.exploration import HeldOut, require_exploration
+from hdet.integrations.arguments import require_steering
 from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready, training_loss, unseen
-from hdet.method.controller import Controller
-from hdet.method.thermostat import Thermostat
 from hdet.records import RecordSink
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
@@ -50,13 +48,12 @@ class LearningRateSearch(_Callback):
         search: False to train with the learning rate that the optimizer has, without a search.
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before a validation, and before a checkpoint is saved.
-        explore: further hyperparameters, as in :class:`hdet.AutoLR`. ``hdet.WeightDecay()`` is moved by what
-            the probe says.
+        explore: further hyperparameters in which ranks differ.
+        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``. Both
+            need a probe.
         probe: held-out batches, such as a DataLoader. They are scored by the loss of ``training_step``, in
             evaluation mode, and nothing else sees it. An :class:`hdet.Probe` has a loss of its own. On
             several ranks give each its part of the data, or all of it to every rank.
-        controller: an :class:`hdet.Thermostat`, which needs a probe; or a :class:`hdet.Controller` that moves
-            what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
 
@@ -72,8 +69,8 @@ class LearningRateSearch(_Callback):
         search: bool = True,
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
-        probe: HeldOut | None = None,
-        controller: Controller | Thermostat | None = None,
+        controllers: Sequence[AnyController] = (),
+        probe: ProbeOrBatches | None = None,
         sync_every: int | None = None,
         records: RecordSink | None = None,
     ) -> None:
@@ -81,13 +78,13 @@ class LearningRateSearch(_Callback):
             raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
         LearningRate(spread)  # raises for a wrong one now, and not after the search
-        require_exploration(explore, probe, controller)
+        require_steering(explore, controllers, probe)
         self._searches = search
         self._probe = probe
         self._settings: dict[str, Any] = {
             "spread": spread,
             "explore": explore,
-            "controller": controller,
+            "controllers": controllers,
             "sync_every": sync_every,
             "records": records,
         }
@@ -126,7 +123,7 @@ class LearningRateSearch(_Callback):
                 f"{total_steps}: pass Trainer(max_steps=...)"
             )
         optimizer, probe = trainer.optimizers[0], self._probe
-        if probe is not None and not callable(probe):
+        if probe is not None and not isinstance(probe, Probe):
             probe = UnseenProbe(pl_module, probe)
         if self._saved is None:
             if trainer.global_step:

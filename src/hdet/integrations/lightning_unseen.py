@@ -36,6 +36,11 @@ class UnseenProbe(Probe):
         with unseen(model):
             return super().__call__(model, only_first=only_first)
 
+    def mean(self, model: nn.Module) -> Tensor:
+        """Give the mean loss over all its examples."""
+        with unseen(model):
+            return super().mean(model)
+
 
 def made_ready(module: Any, batch: Any) -> Any:
     """Return a batch of a loader as ``training_step`` gets it: converted, and on the device."""

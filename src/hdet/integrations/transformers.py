@@ -16,12 +16,10 @@ from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
 from hdet.explore import Hyperparameter, LearningRate
 from hdet.integrations.accelerate import undisturbed
-from hdet.integrations.exploration import HeldOut, require_exploration
-from hdet.method.controller import Controller
-from hdet.method.thermostat import Thermostat
+from hdet.integrations.arguments import require_steering
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
-from hdet.replicas.probe import AnyProbe, Probe
+from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
 
@@ -52,12 +50,11 @@ class HdetCallback(TrainerCallback):
         search: False to train with ``learning_rate`` itself, without a search.
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before an evaluation, and before a checkpoint is saved.
-        explore: further hyperparameters, as in :class:`hdet.AutoLR`. ``hdet.WeightDecay()`` is moved by what
-            the probe says.
+        explore: further hyperparameters in which ranks differ.
+        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``. Both
+            need a probe.
         probe: held-out batches, such as ``trainer.get_eval_dataloader()``, which gives each rank its part.
             They are scored by ``loss``, in evaluation mode. An :class:`hdet.Probe` has a loss of its own.
-        controller: an :class:`hdet.Thermostat`, which needs a probe; or a :class:`hdet.Controller` that moves
-            what is explored, instead of the guard.
         sync_every: steps per round, and between looks of the guard; None for a good number.
         loss: ``loss(model, inputs)``, a scalar tensor, for a Trainer with a loss of its own; None for the
             loss that the model returns. If it then returns none, tell the guard:
@@ -71,8 +68,8 @@ class HdetCallback(TrainerCallback):
         search: bool = True,
         spread: float = 0.0,
         explore: Sequence[Hyperparameter] = (),
-        probe: HeldOut | None = None,
-        controller: Controller | Thermostat | None = None,
+        controllers: Sequence[AnyController] = (),
+        probe: ProbeOrBatches | None = None,
         sync_every: int | None = None,
         loss: Loss | None = None,
         records: RecordSink | None = None,
@@ -82,13 +79,13 @@ class HdetCallback(TrainerCallback):
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
         LearningRate(spread)  # raises for a wrong one now, and not after the search
-        require_exploration(explore, probe, controller)
+        require_steering(explore, controllers, probe)
         self._searches = search
         self._probe = probe
         self._settings: dict[str, Any] = {
             "spread": spread,
             "explore": explore,
-            "controller": controller,
+            "controllers": controllers,
             "sync_every": sync_every,
             "records": records,
         }
@@ -210,9 +207,9 @@ class HdetCallback(TrainerCallback):
                 f'{type(lr_scheduler).__name__}: leave it at "linear". HdetCallback takes its place'
             )
 
-    def _held_out(self) -> AnyProbe | None:
+    def _held_out(self) -> Probe | None:
         """Make a probe of held-out batches."""
-        if self._probe is None or callable(self._probe):
+        if self._probe is None or isinstance(self._probe, Probe):
             return self._probe
         with undisturbed(self._probe):
             return Probe(_Steps(self._probe, 1), self._loss or _own_loss)

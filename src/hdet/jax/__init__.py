@@ -3,7 +3,7 @@
 from hdet.errors import HdetError, install_command
 
 try:
-    from hdet.jax.decay_by_held_out import WeightDecaySteering, WeightDecaySteeringState
+    from hdet.jax.held_out_decay import HeldOutWeightDecay, HeldOutWeightDecayState
     from hdet.jax.find import find_lr
     from hdet.jax.mesh_ensemble import Ensemble, warm_start
     from hdet.jax.optax_state import AutoLRState, EnsembleState
@@ -17,8 +17,8 @@ __all__ = [
     "AutoLRState",
     "Ensemble",
     "EnsembleState",
-    "WeightDecaySteering",
-    "WeightDecaySteeringState",
+    "HeldOutWeightDecay",
+    "HeldOutWeightDecayState",
     "auto_lr",
     "eval_params",
     "find_lr",

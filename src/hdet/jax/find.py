@@ -26,7 +26,7 @@ def find_lr(
     batches: Iterable[Any],
     *,
     total_steps: int,
-    probe: Any = None,
+    probe: Iterable[Any] | None = None,
     score_fn: Loss | None = None,
     trials_at_once: int | None = None,
     progress: bool = True,
@@ -47,7 +47,7 @@ def find_lr(
         batches: training batches, whole ones if they are sharded. The first dimension of their arrays holds
             examples. Arrays of another size, such as a random key, go to all trials as they are.
         total_steps: length of the run in optimizer steps.
-        probe: one held-out batch that trials are scored on. Without it the first few training batches are,
+        probe: held-out batches that trials are scored on. Without them the first few training batches are,
             which no trial then trains on.
         score_fn: what trials are scored by, such as the loss without dropout; None for ``loss_fn``.
         trials_at_once: how many trials are in memory; None for all of them, which are eight as a rule. Fewer
@@ -68,6 +68,9 @@ def find_lr(
     for name, function in (("loss_fn", loss_fn), ("score_fn", score_fn)):
         is_right = callable(function) or (name == "score_fn" and function is None)
         require_kind(f"{name} must be a function {name}(params, batch)", function, is_right)
+    if probe is not None:
+        is_data = isinstance(probe, Iterable) and not (isinstance(probe, (tuple, dict)) or hasattr(probe, "shape"))
+        require_kind("probe must be a list of held-out batches or None", probe, is_data, "write [batch]")
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
     if any(isinstance(leaf, tracer) for leaf in jax.tree.leaves(params)):
         raise TypeError("params must be arrays, got tracers: call find_lr outside of jit, grad and vmap")
@@ -84,7 +87,11 @@ def find_lr(
     put, is_writer = trainee.mesh.put, jax.process_index() == 0
     with ProgressLine(progress and is_writer) as line:
         found = Search(
-            trainee, map(put, endless(batches)), probe=put(probe), total_steps=total_steps, progress=line
+            trainee,
+            map(put, endless(batches)),
+            probe=None if probe is None else [put(batch) for batch in probe],
+            total_steps=total_steps,
+            progress=line,
         ).run()
     if is_writer:
         _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)

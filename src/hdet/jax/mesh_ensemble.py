@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +14,13 @@ import optax  # pyright: ignore[reportMissingImports]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # pyright: ignore[reportMissingImports]
 
 from hdet.checks import require_choice, require_count, require_kind, require_number
-from hdet.errors import AllReplicasFailedError, IdenticalLossWarning, warn
+from hdet.errors import AllReplicasFailedError, IdenticalLossWarning, bad_argument, warn
 from hdet.jax import optax_state
 from hdet.jax.optax_state import RATE, EnsembleState, read_values, wide
 from hdet.jax.trial_mesh import repeat_rows
 from hdet.method import controller as rules
 from hdet.method.fan_out import assign, multiplier_at, noise_std
-from hdet.round_record import RoundRecord
+from hdet.round_record import ComparingRecord, RoundRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class Ensemble:
     schedule: Callable[[Any], Any] | None = None
     """The plan of the learning rate, a function of the steps so far. Its value multiplies the learning rate
     that the optimizer was built with. None for a constant."""
-    controller: rules.Controller | None = None
-    """Moves the shared values: ``hdet.Controller(form="paper", ...)``, or None to follow the plan."""
+    controllers: Sequence[rules.Controller] = ()
+    """What moves the shared values: ``[hdet.Controller(form="paper", ...)]``. Without one they follow the plan."""
     gradients: Literal["shared", "local"] = "shared"
     """``"shared"`` where you average gradients over the axis, as in the paper. With ``"local"`` ones
     :meth:`converge` averages what the optimizer keeps too."""
@@ -85,12 +85,16 @@ class Ensemble:
             raise ValueError(
                 f"spread must name the {RATE} where it has a schedule, got {self.spread}: add {RATE!r}: 0.0"
             )
-        chosen = self.controller
-        is_right = isinstance(chosen, rules.Controller) and chosen.form == "paper" and chosen.decay != "floor"
-        if chosen is not None and not is_right:
-            raise ValueError(
-                "controller must be hdet.Controller(form='paper') with a number as decay, or None, got "
-                f"{chosen!r}: hdet.method.controller.floor_matching gives the decay that ends at a floor"
+        is_list = isinstance(self.controllers, Sequence) and len(self.controllers) <= 1
+        if not is_list or not all(
+            isinstance(one, rules.Controller) and one.form == "paper" and one.decay != "floor"
+            for one in self.controllers
+        ):
+            raise bad_argument(
+                "controllers",
+                "must be [hdet.Controller(form='paper')] with a number as decay, or empty",
+                repr(self.controllers),
+                "hdet.method.controller.floor_matching gives the decay that ends at a floor",
             )
 
     def wrap(self, tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -193,13 +197,15 @@ class Ensemble:
             multipliers=multipliers,
             values={name: [base * rho for rho in multipliers[name]] for name, base in bases.items()},
             base=bases,
-            velocity=dict(zip(bases, told.velocity.tolist(), strict=True)),
         )
         _measure(record, told.reports.tolist())
-        if self.controller is not None and step >= self.controller.start:
-            _steer(self.controller, record)
-            held, velocity = (np.array([*x.values()]) for x in (record.base, record.velocity))
-            told = told._replace(held=held, velocity=velocity)
+        for controller in self.controllers:
+            section = ComparingRecord(velocity=dict(zip(bases, told.velocity.tolist(), strict=True)))
+            record.controllers[section.name] = section
+            if step >= controller.start:
+                _steer(controller, record, section)
+                held, velocity = (np.array([*x.values()]) for x in (record.base, section.velocity))
+                told = told._replace(held=held, velocity=velocity)
         record.base = dict(zip(bases, self._bases(told, step).tolist(), strict=True))
         drawn = [*self._multipliers(round_index, told.inner_state).values()]
         told = told._replace(multipliers=drawn, losses=0, reports=0)
@@ -265,10 +271,9 @@ def _measure(record: RoundRecord, reports: list[list[float]]) -> None:
             "from the last checkpoint with a lower learning rate. If one replica's batch was bad, pmean has "
             "spread its NaN to all"
         )
-    record.weights = [is_healthy / sum(healthy) for is_healthy in healthy]
 
 
-def _steer(settings: rules.Controller, record: RoundRecord) -> None:
+def _steer(settings: rules.Controller, record: RoundRecord, section: ComparingRecord) -> None:
     """Move the bases in the record by what the replicas saw (paper, eqs. 4 to 7)."""
     seen = {r: x for r, x in enumerate(record.losses) if x is not None and r not in record.excluded}
     losses = list(seen.values())
@@ -279,21 +284,22 @@ def _steer(settings: rules.Controller, record: RoundRecord) -> None:
             IdenticalLossWarning,
         )
     chosen = settings.temperature
-    record.temperature = rules.auto_temperature(losses) if chosen == "auto" else float(chosen)
-    weights = rules.softmax_weights(losses, record.temperature)
+    section.temperature = rules.auto_temperature(losses) if chosen == "auto" else float(chosen)
+    weights = rules.softmax_weights(losses, section.temperature)
+    section.weights = [0.0] * record.num_replicas
     for r, weight in zip(seen, weights, strict=True):
-        record.weights[r] = weight
+        section.weights[r] = weight
     constants = {
         "momentum": settings.momentum,
         "step_size": settings.step_size,
         "decay": float(settings.decay),
     }
     for name, values in record.values.items():
-        signal = record.signal[name] = rules.weighted_deviation(weights, [values[r] for r in seen])
-        old = rules.ControllerState(record.base[name], record.velocity[name])
-        record.base[name], record.velocity[name] = rules.paper_update(old, signal, **constants)
-        if record.velocity[name] == 0 and (signal or old.velocity):
-            record.limited[name] = "the base must stay above zero, so it was halved"
+        signal = section.signal[name] = rules.weighted_deviation(weights, [values[r] for r in seen])
+        old = rules.ControllerState(record.base[name], section.velocity[name])
+        record.base[name], section.velocity[name] = rules.paper_update(old, signal, **constants)
+        if section.velocity[name] == 0 and (signal or old.velocity):
+            section.limited[name] = "the base must stay above zero, so it was halved"
 
 
 def warm_start(params: Any, noise_scale: float = 0.01, *, axis_name: str = "replica", seed: int = 0) -> Any:

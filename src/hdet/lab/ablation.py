@@ -92,7 +92,7 @@ def replica_settings(steps: int, **changes: Any) -> dict[str, Any]:
 
     ``checkpoint``, which RunConfig does not have, starts from a trained model; see :func:`train`.
     """
-    equal = {"spread": 0.0, "controller": "none", "noise_scale": 0.0, "sync_every": sync_every(steps)}
+    equal = {"spread": 0.0, "controllers": (), "noise_scale": 0.0, "sync_every": sync_every(steps)}
     return {**equal, "per_group": True, **changes}
 
 
@@ -106,7 +106,7 @@ def method_settings(steps: int, *, end: float | None = RESIDUAL, **changes: Any)
     """
     settings: dict[str, Any] = {"spread": SPREAD, "noise_scale": NOISE_SCALE}
     if end is not None:
-        settings |= {"controller": "paper", "controller_start": controller_start(steps), "floor": end}
+        settings |= {"controllers": ("paper",), "controller_start": controller_start(steps), "floor": end}
     return replica_settings(steps, **settings | changes)
 
 
@@ -217,7 +217,7 @@ def _from_checkpoint(task: Task, base: Mapping[str, Any], share: float) -> Task:
     if not share:
         return task
     plain = {"lr": base["lr"] * share, "seed": base["seed"] + _CHECKPOINT_SEED, "find": False, "probe": False}
-    config = RunConfig(**{**base, **plain, "controller": "none", "warmup": WARMUP})
+    config = RunConfig(**{**base, **plain, "controllers": (), "warmup": WARMUP})
     trained = _checkpoint(json.dumps(config.to_json(), sort_keys=True))
     task = copy.copy(task)
     object.__setattr__(task, "build_model", lambda seed: copy.deepcopy(trained))  # tasks may be frozen

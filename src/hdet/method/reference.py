@@ -30,7 +30,7 @@ from hdet.method.recipe import tail_steps
 from hdet.method.weight_decay import (
     SCALES,
     DecayState,
-    WeightDecayController,
+    HeldOutWeightDecay,
     least_strength,
     look_of,
     may_look,
@@ -61,7 +61,7 @@ class Round(NamedTuple):
     """The base of each group after the sync."""
 
 
-class HeldOutDecay(NamedTuple):
+class DecayPlan(NamedTuple):
     """Weight decay that held-out data moves; decoupled, as in AdamW."""
 
     start: Sequence[float]
@@ -72,7 +72,7 @@ class HeldOutDecay(NamedTuple):
     """Numbers in every group."""
     probe: Callable[[list[Array]], Sequence[float]]
     """Gives the losses of the parts of the held-out data."""
-    controller: WeightDecayController = WeightDecayController()
+    controller: HeldOutWeightDecay = HeldOutWeightDecay()
 
 
 class ThermostatPlan(NamedTuple):
@@ -114,7 +114,7 @@ def train(
     assignment: str = "random",
     seed: int = 0,
     average_tail: float = 0.0,
-    decay_plan: HeldOutDecay | None = None,
+    decay_plan: DecayPlan | None = None,
     thermostat_plan: ThermostatPlan | None = None,
 ) -> Trace:
     """Train ``num_replicas`` copies with the method and return the full trace.

@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hdet.checks import require_number
+from hdet.errors import bad_argument
 
 SCALES = (0.95, 1.05)
 """Decayed weights are multiplied by these to be scored."""
@@ -40,24 +41,33 @@ _CLOSED_GAP = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightDecayController:
-    """Moves the weight decay by what held-out data says; :class:`hdet.AutoLR` has it for ``WeightDecay()``.
+class HeldOutWeightDecay:
+    """Move the weight decay by what held-out data says. Replicas stay equal, and it needs an :class:`hdet.Probe`.
 
-    >>> WeightDecayController(interval=0.6)
+    >>> HeldOutWeightDecay(interval=0.6)
     Traceback (most recent call last):
     ValueError: interval must be a number in (0, 0.5], got 0.6
     """
 
     interval: float = 0.05
     """Share of the run between two looks at the probe."""
+    start: Literal["auto"] | None = None
+    """``"auto"`` begins at 5 / (learning rate x steps), a good value on data that repeats. None begins at what
+    the optimizer has."""
 
     def __post_init__(self) -> None:
         require_number("interval", self.interval, above=0, at_most=0.5)
+        if self.start not in ("auto", None):
+            is_number = isinstance(self.start, (int, float))
+            remedy = (
+                f"set weight_decay={self.start!r} in the optimizer" if is_number else "write start='auto'"
+            )
+            raise bad_argument("start", "must be 'auto' or None", repr(self.start), remedy)
 
     def is_due(self, share_done: float, before: float) -> bool:
         """Tell if an interval ends at a sync, where ``before`` was done of the run at the sync before it.
 
-        >>> told = WeightDecayController(interval=0.2)
+        >>> told = HeldOutWeightDecay(interval=0.2)
         >>> [k for k in range(1, 11) if told.is_due(k / 10, (k - 1) / 10)]
         [2, 4, 6, 8, 10]
         """
@@ -66,7 +76,7 @@ class WeightDecayController:
     def num_looks(self, num_rounds: float) -> int:
         """Count the looks in a run of so many rounds.
 
-        >>> [WeightDecayController().num_looks(num_rounds) for num_rounds in (1, 2.5, 20, 400)]
+        >>> [HeldOutWeightDecay().num_looks(num_rounds) for num_rounds in (1, 2.5, 20, 400)]
         [0, 2, 15, 15]
         """
         num_rounds = min(num_rounds, 1000)

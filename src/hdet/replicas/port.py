@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hdet.explore.values import ExploredValues
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import LossSum
+from hdet.replicas.probe import Probe
 from hdet.replicas.warm_start import Norm
 
 MomentsRule = Literal["average", "keep", "reset"]
@@ -62,8 +63,10 @@ class Replicas(Protocol):
     """Tells whether this process writes records, warns and logs, for all of them."""
     has_others: bool
     """Tells whether there is more than one that can be compared and averaged."""
-    has_probe: bool
-    """Tells whether they can be scored on a probe."""
+    probe: Probe | None
+    """They are scored on it."""
+    model: nn.Module | None
+    """The user's, if it is known."""
     is_sharded: bool
     """Tells whether a process holds a part of a replica. Checkpoints then have the same entries at all steps:
     ``torch.distributed.checkpoint`` loads into those that are there."""

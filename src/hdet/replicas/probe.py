@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.parameter import is_lazy
 
-from hdet.checks import require_batches, require_kind
+from hdet.checks import require_batches, require_kind, shown
+from hdet.errors import bad_argument
 from hdet.method.weight_decay import NUM_PARTS
-from hdet.replicas.losses import evaluating, first_loss, number_of, scalar_of
+from hdet.replicas.losses import evaluating, first_loss, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
 from hdet.replicas.tensors import reshard
+
+if TYPE_CHECKING:
+    from hdet.replicas.port import Replicas
 
 REMEDY = "write hdet.Probe([(x, y)], loss)"
 
@@ -53,19 +57,15 @@ class Probe:
                 "batches must hold at least one example, got none: "
                 + (remedy if is_used_up else "give held-out data")
             )
-        cuts = -(-NUM_PARTS // len(held))
-        self._parts = [
-            part for batch in held for part in split(batch, min(cuts, max(1, size_of(batch) // 2)))
-        ]
+        self.batches = held
+        """As they were given."""
+        self._cut()
         self._loss = loss
         self._device: torch.device | None = None
 
     def __call__(self, model: nn.Module, *, only_first: bool = False) -> Tensor:
         """Give the losses of its parts, or of the first one, where an error says how the loss was called."""
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        if device != self._device:
-            self._parts = [pytree.tree_map(lambda x: _moved(x, device), part) for part in self._parts]
-            self._device = device
+        self._follow(model)
         if only_first:
             first = self._parts[0]
             is_leaf = not isinstance(first, Sequence | Mapping)
@@ -75,34 +75,71 @@ class Probe:
             losses = [self._loss(model, part) for part in self._parts]
         return torch.stack([scalar_of("loss must return", loss).detach() for loss in losses])
 
+    def mean(self, model: nn.Module) -> Tensor:
+        """Give the mean loss over all its examples, batch by batch."""
+        self._follow(model)
+        losses = [scalar_of("loss must return", self._loss(model, batch)).detach() for batch in self.batches]
+        if len(losses) == 1:
+            return losses[0]
+        sizes = torch.tensor([size_of(batch) for batch in self.batches], dtype=torch.float64)
+        return (torch.stack(losses).double().cpu() * sizes).sum() / sizes.sum()
+
+    def _cut(self) -> None:
+        cuts = -(-NUM_PARTS // len(self.batches))
+        self._parts = [
+            part for batch in self.batches for part in split(batch, min(cuts, max(1, size_of(batch) // 2)))
+        ]
+
+    def _follow(self, model: nn.Module) -> None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if device != self._device:
+            self.batches = [pytree.tree_map(lambda x: _moved(x, device), batch) for batch in self.batches]
+            self._cut()
+            self._device = device
+
 
 def _moved(leaf: Any, device: torch.device) -> Any:
     return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
 
-AnyProbe = Probe | Callable[..., Tensor | float]
-"""What users give: a probe, or a function that returns a loss."""
+ProbeOrBatches = Probe | Iterable[Any]
+"""What users give where a loss is known: a probe, or held-out batches that become one."""
 
 
-def losses_of(probe: AnyProbe, model: nn.Module | None) -> list[float]:
-    """Give the losses of the parts of a probe, for the model as it is; one loss if it has no parts."""
-    if isinstance(probe, Probe):
-        assert model is not None, "checked when the ensemble was built"
-        losses = probe(without_ddp(model))
-    else:
-        losses = probe()
-    if isinstance(losses, Tensor) and losses.ndim == 1 and losses.is_floating_point() and len(losses):
-        return losses.tolist()
-    return [number_of("probe must return", losses)]
+def probe_of(
+    given: ProbeOrBatches | None, loss: Callable[[nn.Module, Any], Tensor] | None = None
+) -> Probe | None:
+    """Return what the user gave as a probe. Held-out batches become one where a loss is known.
+
+    >>> probe_of(lambda model: 0.0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    TypeError: probe must be an hdet.Probe or None, got <function <lambda>...
+    """
+    if given is None or isinstance(given, Probe):
+        return given
+    is_batch = isinstance(given, (tuple, Tensor, Mapping))
+    if loss is not None and isinstance(given, Iterable) and not (is_batch or isinstance(given, str)):
+        return Probe(given, loss)
+    also = ", held-out batches such as a DataLoader or a list of them," if loss is not None else ""
+    remedy = "write [batch]" if loss is not None and is_batch else REMEDY
+    must = f"must be an hdet.Probe{also} or None"
+    raise bad_argument("probe", must, shown(given), remedy, kind=TypeError)
 
 
-def require_scorable(probe: Probe, model: nn.Module) -> None:
-    """Score the first part of a probe, so that an error shows before the run. Nothing is left changed.
+def losses_of(probe: Probe, model: nn.Module | None) -> list[float]:
+    """Give the losses of the parts of a probe, for the model as it is."""
+    assert model is not None, "checked when the ensemble was built"
+    return probe(without_ddp(model)).tolist()
+
+
+def require_scorable(replicas: Replicas) -> None:
+    """Score the first part of the probe, so that an error shows before the run. Nothing is left changed.
 
     Collective where the model is sharded: all its ranks compute together. An error of some of them alone
     leaves the others waiting there, as it would in the run.
     """
-    if any(p.is_meta or is_lazy(p) for p in model.parameters()):
+    probe, model = replicas.probe, replicas.model
+    if probe is None or model is None or any(p.is_meta or is_lazy(p) for p in model.parameters()):
         return  # it has no weights yet
     # A buffer that the model puts in the place of another stays: in evaluation it is a cache that has grown.
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

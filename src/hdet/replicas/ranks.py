@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,9 +27,9 @@ from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Equality, Health, Verdict, heal
 from hdet.replicas.losses import LossMeter, LossSum, evaluating
-from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner
+from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner, without_ddp
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
-from hdet.replicas.probe import AnyProbe, batch_statistics, losses_of, scaled
+from hdet.replicas.probe import Probe, batch_statistics, losses_of, scaled
 from hdet.replicas.tensors import (
     Buffers,
     averaged_tensors,
@@ -65,8 +64,8 @@ class RankReplicas:
     """This replica's. The user steps it."""
     model: nn.Module | None
     """Adds its floating-point buffers and its other trainable parameters to what is averaged."""
-    probe: AnyProbe | None = field(kw_only=True)
-    """The loss of this replica on a batch that is the same for all."""
+    probe: Probe | None = field(kw_only=True)
+    """Data that this replica is scored on, the same for all."""
     bucket_mib: float = field(kw_only=True)
     """Buffer size for averaging, in MiB."""
     layers: Sequence[Any] = ()
@@ -82,7 +81,6 @@ class RankReplicas:
         self.has_others = self.group.communicates
         self.is_writer = self.group.is_writer
         self.is_sharded = bool(self.group.within)
-        self.has_probe = self.probe is not None
         # One of each for the weights and one for copies of them: what they know stays good.
         self._averager = Averager(self.group, bucket_mib=self.bucket_mib)
         self._averager_of_copies = Averager(self.group, bucket_mib=self.bucket_mib)
@@ -197,9 +195,9 @@ class RankReplicas:
 
     def score(self) -> list[float]:
         """The loss of this replica on the probe."""
-        assert self.probe is not None
+        assert self.probe is not None and self.model is not None
         with evaluating(self.model):
-            return [fmean(losses_of(self.probe, self.model))]
+            return [self.probe.mean(without_ddp(self.model)).item()]
 
     def losses_at(self, parameters: Sequence[Tensor], scales: Sequence[float]) -> list[list[float]]:
         """Score this replica on the probe with these parameters multiplied by each of the scales."""

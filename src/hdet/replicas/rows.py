@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from hdet.errors import CannotVectorizeError
-from hdet.replicas.losses import number_of, scalar_of
+from hdet.replicas.losses import scalar_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -198,7 +198,7 @@ class ModelRows:
         return scalar_of("loss must return", loss), changed
 
     def scores(
-        self, score: Callable[[nn.Module], Tensor | float], before: Callable[[int], None], num_rows: int
+        self, score: Callable[[nn.Module], Tensor], before: Callable[[int], None], num_rows: int
     ) -> list[float]:
         """``score(model)`` with the parameters of each of the first replicas."""
         views, result = self._views(self.matrices), []
@@ -207,9 +207,7 @@ class ModelRows:
             buffers = {name: buffer[r].clone() for name, buffer in self.buffers.items()}
             tensors = self._fixed | {name: view[r] for name, view in views.items()} | buffers
             value, _ = self._tensor_places.call(partial(score, self._model), tensors)
-            if isinstance(value, Tensor) and value.ndim == 1:  # of the parts of a probe
-                value = value.mean()
-            result.append(number_of("probe must return", value))
+            result.append(value.item())
         return result
 
     def tensors(self) -> list[Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Health, rows_are_finite
 from hdet.replicas.losses import DeviceSum, LossSum, evaluating
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
-from hdet.replicas.probe import batch_statistics, losses_of, scaled
+from hdet.replicas.probe import Probe, batch_statistics, losses_of, scaled
 from hdet.replicas.row_optimizers import RowOptimizer
 from hdet.replicas.rows import ModelRows, average_rows, join, size_of
 from hdet.replicas.warm_start import Norm, add_noise
@@ -44,8 +43,8 @@ class StackedReplicas:
     """Compute all replicas at once, or one after the other."""
     joins_equal: bool = field(kw_only=True)
     """Compute replicas that do not differ as one, on all their batches joined."""
-    probe: Callable[[nn.Module], Tensor | float] | None = field(kw_only=True)
-    """``probe(model)``, the loss that replicas are compared by."""
+    probe: Probe | None = field(kw_only=True)
+    """Data that replicas are scored on."""
 
     index = 0
     is_writer = True
@@ -56,7 +55,6 @@ class StackedReplicas:
 
     def __post_init__(self) -> None:
         self.has_others = self.count > 1
-        self.has_probe = self.probe is not None
         self.row_optimizer = RowOptimizer(self.optimizer)
         self.rows = ModelRows(
             self.model, self.optimizer, self.loss, num_replicas=self.count, vectorize=self.vectorize
@@ -180,7 +178,7 @@ class StackedReplicas:
         """The loss on the probe of every replica."""
         assert self.probe is not None
         with evaluating(self.model), self._static_values() as hold_static_of:
-            scores = self.rows.scores(self.probe, hold_static_of, self.num_distinct)
+            scores = self.rows.scores(self.probe.mean, hold_static_of, self.num_distinct)
         return scores * (self.count // len(scores))
 
     def losses_at(self, parameters: Sequence[Tensor], scales: Sequence[float]) -> list[list[float]]:
@@ -190,7 +188,7 @@ class StackedReplicas:
         with evaluating(self.model), batch_statistics(self.model), scaled(parameters) as put:
             for scale in scales:
                 put(scale)
-                losses.append(losses_of(partial(self.probe, self.model), self.model))
+                losses.append(losses_of(self.probe, self.model))
         return losses
 
     def gathered(self, numbers: Sequence[float]) -> list[list[float]]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import require_choice, require_flag, require_number, require_number_or_choice
+from hdet.checks import check_keys, require_choice, require_flag, require_number, require_number_or_choice
 from hdet.ensemble import Ensemble
-from hdet.ensemble.state import check_keys
 from hdet.errors import HdetError, warn
 from hdet.explore import LearningRate
 from hdet.method.controller import Controller, equation8
-from hdet.method.guard import Guard
-from hdet.records import RecordSink
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
 from hdet.schedules.one_cycle_arguments import (
@@ -30,7 +26,13 @@ from hdet.schedules.one_cycle_arguments import (
     per_group,
 )
 from hdet.search.found import set_rate
+from hdet.steering.needs import controllers_of
 from hdet.weak_hook import Closing
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hdet.ensemble.settings import Options
 
 
 class OneCycleAutoLR(OneCycleLR, Closing):
@@ -65,23 +67,18 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         model_sync_interval: steps between syncs.
         auto_lr_warmup_steps: step from which the controller acts.
         enable_auto_lr: whether there is a controller.
-        loss_scale: softness of the replicas' weights (the paper states 0.1, its code uses 0.002).
+        loss_scale: softness of the replicas' weights (the paper states 0.1, its code uses 0.002), or ``"auto"``
+            for the spread of their losses.
         lr_of_lr: step size of the controller.
         momentum_of_lr: momentum of the controller.
         rank: which replica this is, where torch.distributed is not running.
         world_size: how many there are, where torch.distributed is not running.
-        process_group: joins the replicas; the world if None.
-        model: adds its floating-point buffers to what is averaged.
-        seed: of the assignments, the same on every replica.
         decay: per-round decay of the controller. ``"floor"`` ends at the schedule's own floor;
             ``"equation8"`` is the printed rule, which *raises* the learning rate at torch's defaults;
             or a number.
-        temperature: overrides ``loss_scale``: a number, or ``"auto"`` for the spread of the losses.
-        records: takes a record per sync, such as :class:`hdet.Records`.
-        probe: returns the loss that replicas are compared by; see :class:`hdet.Ensemble`.
-        controller: an :class:`hdet.Guard` or another :class:`hdet.Controller` instead of the paper's.
-        average_tail: share of the run, at its end, whose weights are averaged; see :class:`hdet.Ensemble`.
-            Let the plan end higher with it: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
+        **options: what :class:`hdet.Ensemble` takes besides: ``model``, ``controllers`` instead of the paper's,
+            ``probe``, ``records``, ``replicas``, ``seed``, ``average_tail`` and others. With a tail let the plan
+            end higher: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
     """
 
     _ensemble: Ensemble | None = None
@@ -106,23 +103,17 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         model_sync_interval: int = 1000,
         auto_lr_warmup_steps: int = 100000,
         enable_auto_lr: bool = False,
-        loss_scale: float = 0.002,
+        loss_scale: float | Literal["auto"] = 0.002,
         lr_of_lr: float = 0.5,
         momentum_of_lr: float = 0.9,
         rank: int = 0,
         world_size: int = 1,
         *,
-        process_group: dist.ProcessGroup | None = None,
-        model: nn.Module | None = None,
-        seed: int = 0,
         decay: float | Literal["floor", "equation8"] = "floor",
-        temperature: float | Literal["auto"] | None = None,
-        records: RecordSink | None = None,
-        probe: Callable[[], Tensor | float] | None = None,
-        controller: Controller | Guard | None = None,
-        average_tail: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
-        self._told = {k: v for k, v in locals().items() if k not in ("self", "optimizer", "__class__")}
+        given = {k: v for k, v in locals().items() if k not in ("self", "optimizer", "options", "__class__")}
+        self._given = given | options
         wrapped, optimizer = optimizer, plain_optimizer(optimizer)
         num_groups = len(optimizer.param_groups)
         max_lrs = per_group("max_lr", max_lr, num_groups, above=0)
@@ -131,25 +122,20 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         require_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
         check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
         check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
-        check_ranges(self._told)
+        check_ranges(given)
         if rank >= world_size and not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 f"rank must be below world_size={world_size}, got {rank}: leave both out, they are taken "
                 "from torch.distributed"
             )
-        if temperature is not None and loss_scale != 0.002:
+        controllers = list(controllers_of(options.pop("controllers", ())))
+        if enable_auto_lr and any(isinstance(one, Controller) for one in controllers):
             raise ValueError(
-                f"temperature and loss_scale must not both be given, got {temperature!r} and {loss_scale!r}: "
-                "they are two names of the same softness, keep one"
-            )
-        if controller is not None and enable_auto_lr:
-            raise ValueError(
-                "enable_auto_lr must be False where a controller is given, got True: it stands for the "
-                "paper's controller; leave out either"
+                "enable_auto_lr must be False where controllers has an hdet.Controller, got True: it stands for "
+                "the paper's controller; leave out either"
             )
         require_number_or_choice("decay", decay, ("floor", "equation8"), below=1)
-        if temperature is not None:
-            require_number_or_choice("temperature", temperature, ("auto",), above=0)
+        require_number_or_choice("loss_scale", loss_scale, ("auto",), above=0)
         if require_flag("enable_auto_lr", enable_auto_lr):
             if auto_lr_warmup_steps >= total_steps:
                 raise ValueError(
@@ -173,15 +159,17 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                         f"final_div_factor={final_div_factor:g} it raises the learning rate "
                         f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'"
                     )
-            controller = Controller(
+            paper = Controller(
                 form="paper",
                 start=auto_lr_warmup_steps,
                 step_size=lr_of_lr,
                 momentum=momentum_of_lr,
-                temperature=loss_scale if temperature is None else temperature,
+                temperature=loss_scale,
                 decay=decay,
             )
-        replicas = ReplicaGroup.of(process_group, fallback_index=rank, fallback_count=world_size)
+            controllers.append(paper)
+        if options.get("replicas") is None:
+            options["replicas"] = ReplicaGroup.of(None, fallback_index=rank, fallback_count=world_size)
 
         with unchanged_on_error(optimizer):
             super().__init__(
@@ -201,18 +189,16 @@ class OneCycleAutoLR(OneCycleLR, Closing):
             floor = [group["min_lr"] for group in optimizer.param_groups]
             self._ensemble = Ensemble(
                 wrapped,
-                scheduler=_Plan(self, ends_at_floor=ensemble_lr_spread_ratio > 0),
-                model=model,
                 explore=[LearningRate(ensemble_lr_spread_ratio, floor=floor)],
                 sync_every=model_sync_interval,
-                controller=controller,
+                controllers=controllers,
                 total_steps=total_steps,
-                replicas=replicas,
-                seed=seed,
-                records=records,
-                probe=probe,
-                average_tail=average_tail,
+                **options,
             )
+        self._ensemble.stepped_by = type(self).__name__
+        self._ends_at_floor = ensemble_lr_spread_ratio > 0
+        if self.last_epoch > 0:
+            self._ensemble.begin_at(self.last_epoch)
 
     @property
     def ensemble(self) -> Ensemble:
@@ -223,10 +209,20 @@ class OneCycleAutoLR(OneCycleLR, Closing):
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Count one optimizer step and set the next learning rate; see :meth:`hdet.Ensemble.step`."""
         ensemble = self._ensemble
-        if ensemble is not None:
-            ensemble.step(loss, skipped=skipped)
-        else:
+        if ensemble is None:
             super().step()  # the first value, which LRScheduler.__init__ asks for
+        elif ensemble.count(loss, skipped=skipped):
+            ensemble.follow(self._advance, is_closed_form=True)
+
+    def _advance(self) -> None:
+        is_past_end = self.last_epoch >= self.total_steps
+        if not is_past_end:
+            super().step()
+        # The value that OneCycleLR computes after its last step is beyond the end of its curve, and
+        # below zero if that is linear. It counts only for training that goes on.
+        if is_past_end or (self._ends_at_floor and self.last_epoch == self.total_steps):
+            for group in self.optimizer.param_groups:
+                set_rate(group, group["min_lr"])
 
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
@@ -251,7 +247,11 @@ class OneCycleAutoLR(OneCycleLR, Closing):
 
     def state_dict(self) -> dict[str, Any]:
         """Save numbers only, the same on every replica. Call :meth:`converge` first; not collective."""
-        state = {k: v for k, v in super().state_dict().items() if k not in ("_ensemble", "_told")}
+        state = {
+            k: v
+            for k, v in super().state_dict().items()
+            if k not in ("_ensemble", "_given", "_ends_at_floor")
+        }
         state["ensemble"] = self.ensemble.state_dict()
         return state
 
@@ -276,51 +276,12 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                 "OneCycleAutoLR cannot be pickled or copied while a process group joins its replicas: save "
                 "its state_dict(), and build a new one"
             )
-        return {"optimizer": self.optimizer, "told": self._told, "state": self.state_dict()}
+        return {"optimizer": self.optimizer, "given": self._given, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         groups = state["optimizer"].param_groups
         fields = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in groups]
-        self.__init__(state["optimizer"], **state["told"])
+        self.__init__(state["optimizer"], **state["given"])
         for group, before in zip(groups, fields, strict=True):  # the momentum, where it is cycled
             group.update(before)
         self.load_state_dict(state["state"])
-
-
-class _Plan:
-    """The planned schedule as the ensemble sees it: the scheduler without its own layer."""
-
-    is_closed_form = True
-    """It never reads the current learning rate, and it knows what to do after its end."""
-
-    def __init__(self, scheduler: OneCycleAutoLR, *, ends_at_floor: bool) -> None:
-        self._known = weakref.ref(scheduler)  # it holds the ensemble that holds this
-        self._ends_at_floor = ends_at_floor
-
-    @property
-    def _scheduler(self) -> OneCycleAutoLR:
-        scheduler = self._known()
-        if scheduler is None:
-            raise HdetError("the OneCycleAutoLR of this ensemble must be kept, but it is gone: hold on to it")
-        return scheduler
-
-    @property
-    def last_epoch(self) -> int:
-        return self._scheduler.last_epoch
-
-    def step(self) -> None:
-        scheduler = self._scheduler
-        is_past_end = scheduler.last_epoch >= scheduler.total_steps
-        if not is_past_end:
-            OneCycleLR.step(scheduler)
-        # The value that OneCycleLR computes after its last step is beyond the end of its curve, and
-        # below zero if that is linear. It counts only for training that goes on.
-        if is_past_end or (self._ends_at_floor and scheduler.last_epoch == scheduler.total_steps):
-            for group in scheduler.optimizer.param_groups:
-                set_rate(group, group["min_lr"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}  # the scheduler saves itself
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass

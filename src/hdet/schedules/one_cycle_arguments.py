@@ -15,7 +15,6 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "div_factor": {"above": 0},
     "final_div_factor": {"above": 0},
     "ensemble_lr_spread_ratio": _SHARE | {"remedy": "at 1 the lowest replica would not train"},
-    "loss_scale": {"above": 0},
     "lr_of_lr": {"above": 0},
     "momentum_of_lr": _SHARE,
 }

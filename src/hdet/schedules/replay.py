@@ -136,7 +136,7 @@ class ReplayLR(LRScheduler, Closing):
     def _put_others(self) -> None:
         with self._values.rewriting():
             for tunable in self._values.tunables:
-                tunable.move_to(_at(self._others[tunable.name], self.last_epoch))
+                tunable.hold(_at(self._others[tunable.name], self.last_epoch))
                 tunable.set_slots(multiplier=1.0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Search:
     Args:
         trainee: what trains.
         batches: training batches that never end.
-        probe: one batch that trials are scored on. None for the first few training batches.
+        probe: batches that trials are scored on. None for the first few training batches.
         total_steps: length of the run.
         progress: is told what is done.
     """
@@ -111,7 +111,7 @@ class Search:
         trainee: Trainee,
         batches: Iterator[Any],
         *,
-        probe: Any,
+        probe: Sequence[Any] | None,
         total_steps: int,
         progress: ProgressLine,
     ) -> None:
@@ -123,7 +123,7 @@ class Search:
         self._total_steps = total_steps
         self._progress = progress
         self._is_held_out = probe is not None
-        self._probe = [probe] if self._is_held_out else [next(self._batches) for _ in range(_PROBE_STEPS)]
+        self._probe = [next(self._batches) for _ in range(_PROBE_STEPS)] if probe is None else [*probe]
 
     def run(self) -> FoundLR:
         """Make the ramp, then trials until they tell."""

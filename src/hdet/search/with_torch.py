@@ -26,6 +26,7 @@ from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import first_loss, scalar_of
 from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_search, require_free, without_ddp
+from hdet.replicas.probe import ProbeOrBatches, probe_of
 from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
 from hdet.replicas.rows import size_of, split
 from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, reshard
@@ -58,7 +59,7 @@ def find_lr(
     loss: Callable[[nn.Module, Any], Tensor],
     *,
     total_steps: int,
-    probe: Any = None,
+    probe: ProbeOrBatches | None = None,
     clip_norm: float | None = None,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     progress: bool = True,
@@ -77,8 +78,8 @@ def find_lr(
         batches: training batches of this rank, such as a DataLoader. Their first dimension holds examples.
         loss: ``loss(model, batch)``, which returns a scalar tensor.
         total_steps: length of the run in optimizer steps, without those of the search.
-        probe: one held-out batch that trials are scored on, the same on every rank. Without it, the first few
-            training batches are set aside for that.
+        probe: held-out data that trials are scored on by ``loss``: an :class:`hdet.Probe`, which the run can be
+            steered by afterwards, or batches. Without it, the first few training batches are set aside.
         clip_norm: give it if your loop clips gradients to this norm.
         replicas: the process group of the ranks that train together; None for all of them. For a sharded
             model see :class:`hdet.Ensemble`.
@@ -100,8 +101,7 @@ def find_lr(
             require_number("clip_norm", clip_norm, above=0)
         require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
         require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
-        if probe is not None and size_of(probe) == 0:
-            raise ValueError("probe must hold at least one example, got none: give a batch of held-out data")
+        held_out = probe_of(probe, loss)
         layers = optimizer_layers(optimizer)
         optimizer = layers[-1]
         require_free(optimizer)
@@ -117,7 +117,11 @@ def find_lr(
         own = nullcontext() if everyone.within else own_statistics(module)
         with own, ProgressLine(progress and everyone.is_writer) as line:
             found = Search(
-                trainee, endless(batches), probe=probe, total_steps=total_steps, progress=line
+                trainee,
+                endless(batches),
+                probe=None if held_out is None else held_out.batches,
+                total_steps=total_steps,
+                progress=line,
             ).run()
     except BaseException:
         trainee.saved.put_back(after_error=True)

@@ -24,7 +24,7 @@ def ensembles(model: nn.Module, optimizer: torch.optim.Optimizer):
     settings = {"explore": [hdet.LearningRate(0.0)], "average_tail": 0.5, "total_steps": 6}
     for build_one in (
         lambda: hdet.AutoLR(optimizer, total_steps=20, model=model, sync_every=3),
-        lambda: hdet.Ensemble(optimizer, model=model, sync_every=3, controller=hdet.Controller()),
+        lambda: hdet.Ensemble(optimizer, model=model, sync_every=3, controllers=[hdet.Controller()]),
         lambda: hdet.Ensemble(optimizer, model=model, **settings),  # no rounds, but a tail
         lambda: hdet.OneCycleAutoLR(
             optimizer, model=model, model_sync_interval=3, records=hdet.Records(), **cycle

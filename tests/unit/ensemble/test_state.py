@@ -32,16 +32,16 @@ def build(
         CosineAnnealingLR: lambda: CosineAnnealingLR(made, 20),
     }
     controllers = {
-        "guard": hdet.Guard(),
-        "log": hdet.Controller(),
-        "paper": hdet.Controller(form="paper", decay=0.0),
-        "none": None,
+        "guard": [hdet.Guard()],
+        "log": [hdet.Controller()],
+        "paper": [hdet.Controller(form="paper", decay=0.0)],
+        "none": [],
     }
     settings = {
         "scheduler": plans[scheduler](),
         "explore": [hdet.LearningRate(0.1, per_group=False)],
         "sync_every": 4,
-        "controller": controllers[controller],
+        "controllers": controllers[controller],
         "total_steps": 20,
         "average_tail": tail,
     }
@@ -95,7 +95,7 @@ def changed(path, value):
 
 
 BAD = [
-    (changed(["version"], 3), "must be of version 4, got version 3"),
+    (changed(["version"], 3), "must be of version 5, got version 3"),
     (changed(["peaks"], ...), "it has no peaks"),
     (changed(["num_steps"], -3), "state_dict num_steps must be an integer of at least 0, got -3"),
     (changed(["num_steps"], "7"), "state_dict num_steps must be an integer .* got '7'"),
@@ -104,10 +104,10 @@ BAD = [
     (changed(["peaks"], [[0.1, "a"]]), "state_dict peaks must be a number, got 'a'"),
     (changed(["tunables", "lr", "scheduled"], [0.1]), "state_dict lr scheduled must hold 2 numbers, got 1"),
     (changed(["tunables", "lr", "held"], [0.1]), "state_dict lr held must hold 2 numbers, got 1"),
-    (changed(["tunables", "lr", "correction"], 0.0), "state_dict lr correction must be a number above 0"),
-    (changed(["tunables", "lr", "control"], [1.0]), "state_dict lr control must hold 2 numbers"),
+    (changed(["tunables", "lr", "factors"], {"guard": 0.0}), "lr factors must be a number above 0, got 0.0"),
+    (changed(["tunables", "lr", "factors"], [1.0]), "state_dict lr factors must be a dictionary"),
     (changed(["tunables", "lr", "share"], 2.0), "state_dict lr share must be a number in"),
-    (changed(["tunables", "lr", "decay"], ...), "state_dict lr must hold .* it has no decay"),
+    (changed(["tunables", "lr", "share"], ...), "state_dict lr must hold .* it has no share"),
     (changed(["tunables"], {}), r"must hold the hyperparameters \['lr'\], got \[\]"),
     (changed(["tunables"], None), "state_dict tunables must be a dictionary, got None"),
     (changed(["losses"], 3), "state_dict losses must be a list, got 3"),
@@ -116,10 +116,11 @@ BAD = [
     (changed(["scheduler"], {"a": 1}), "must be a state of OneCycleLR, but it has a and lacks base_lrs"),
     (changed(["scheduler", "base_lrs"], [0.1]), "it has 1 base_lrs and not 2"),
     (changed(["scheduler"], 5), "state_dict scheduler must be a state of OneCycleLR, but it is 5"),
-    (changed(["steering"], {}), "state_dict steering must hold controller"),
-    (changed(["steering", "controller"], "log"), "of a run with the controller 'guard', got 'log'"),
-    (changed(["steering", "memory"], [1.0]), "state_dict steering memory must hold 7 numbers, got 1"),
-    (changed(["steering", "num_brakes"], -1), "steering num_brakes must be an integer of at least 0"),
+    (changed(["controllers"], []), "state_dict controllers must be a dictionary"),
+    (changed(["controllers", "comparing"], {}), r"of a run with the controllers \['guard'\], got .*'comparing'"),
+    (changed(["controllers", "guard"], {}), "state_dict guard must hold memory, num_brakes, expected_loss"),
+    (changed(["controllers", "guard", "memory"], [1.0]), "guard memory must hold 7 numbers, got 1"),
+    (changed(["controllers", "guard", "num_brakes"], -1), "guard num_brakes must be an integer of at least 0"),
     (changed(["tail", "mean"], []), "state_dict tail mean must hold 2 tensors, got 0"),
     (changed(["tail", "mean", 0], torch.zeros(9, 9)), r"tail mean must have shape .* at 0, got \(9, 9\)"),
     (changed(["tail", "mean", 0], 1), "state_dict tail mean must hold tensors, got int"),
@@ -176,12 +177,21 @@ def test_an_empty_state_names_what_is_missing(is_virtual):
         build(is_virtual=is_virtual).load_state_dict(None)
 
 
-@pytest.mark.parametrize(("saved", "here"), [("log", "paper"), ("guard", "none"), ("paper", "guard")])
-def test_another_controller_is_refused(saved, here):
+@pytest.mark.parametrize(
+    ("saved", "here", "message"),
+    [
+        ("log", "paper", "comparing form must be 'paper', got 'log': build the ensemble"),
+        ("guard", "none", r"of a run with the controllers \[\], got one that has \['guard'\], too"),
+        ("paper", "guard", r"with the controllers \['guard'\], got one that has \['comparing'\], too"),
+    ],
+)
+def test_another_controller_is_refused(saved, here, message):
     state = train(build(saved)).state_dict()
     other = build(here)
-    with pytest.raises(ValueError, match=f"with the controller '{here}', got '{saved}': build the ensemble"):
+    before = everything(other)
+    with pytest.raises(ValueError, match=message):
         other.load_state_dict(state)
+    assert same(everything(other), before)
 
 
 @pytest.mark.parametrize("here", ["guard", "log", "paper"])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from hdet.replicas.tail import TailMean
 from torch import nn
 
 import hdet
-from hdet.ensemble.tail import TailMean
 from hdet.method.recipe import tail_steps
 
 

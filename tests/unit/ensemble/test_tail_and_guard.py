@@ -17,7 +17,7 @@ def test_a_run_that_went_back_within_the_tail_forgets_what_it_took():
         explore=[hdet.LearningRate(0.0)],
         sync_every=2,
         total_steps=100,
-        controller=guard,
+        controllers=[guard],
         average_tail=0.5,
     )
     for step in range(100):
@@ -26,7 +26,7 @@ def test_a_run_that_went_back_within_the_tail_forgets_what_it_took():
             with torch.no_grad():
                 weight.fill_(1e6)
         ensemble.step(4.0 - 0.03 * step if weight.item() == 1 else 100.0)
-    assert ensemble.steering.state_dict()["num_brakes"] == 1
+    assert ensemble.controllers.state_dict()["guard"]["num_brakes"] == 1
     assert weight.item() == 1.0
 
 

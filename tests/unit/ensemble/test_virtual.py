@@ -124,7 +124,7 @@ def test_replicas_are_compared_by_the_probe() -> None:
     records = hdet.Records()
     probe_data = torch.ones(2, 3)
     ensemble = build(
-        nn.Linear(3, 2), records=records, controller=hdet.Controller(), probe=lambda m: loss_of(m, probe_data)
+        nn.Linear(3, 2), records=records, controllers=[hdet.Controller()], probe=[probe_data]
     )
     for _ in range(3):
         ensemble.step(batches=[torch.randn(5, 3) for _ in range(4)])
@@ -136,13 +136,14 @@ def test_the_time_and_the_draws_of_a_probe_are_its_own(monkeypatch: pytest.Monke
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
-    def slow_probe(model: nn.Module) -> torch.Tensor:
+    def slow_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         nonlocal now
         now += 0.01
         torch.rand(1)
-        return loss_of(model, torch.ones(2, 3))
+        return loss_of(model, x)
 
-    ensemble = build(nn.Linear(3, 2), records=records, sync_every=1, probe=slow_probe)
+    probe = hdet.Probe([torch.ones(2, 3)], slow_loss)
+    ensemble = build(nn.Linear(3, 2), records=records, sync_every=1, probe=probe)
     state = torch.get_rng_state()
     ensemble.step(torch.ones(5, 3))
     assert records[0].milliseconds["probe"] == pytest.approx(40)  # four replicas
@@ -157,7 +158,7 @@ def test_resume_ends_in_the_same_bits(stop_at: int, gradients: Any) -> None:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         ensemble = build(
-            model, gradients=gradients, controller=hdet.Controller(), total_steps=11, average_tail=0.8
+            model, gradients=gradients, controllers=[hdet.Controller()], total_steps=11, average_tail=0.8
         )
         if state is not None:
             ensemble.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
@@ -229,7 +230,7 @@ def test_replicas_that_join_within_the_tail_have_one_mean(sync_every: int) -> No
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
         ({"vectorize": 1}, TypeError, "vectorize must be True or False"),
         ({"loss": None}, TypeError, r"loss must be a function loss\(model, batch\), got None"),
-        ({"probe": 3}, TypeError, r"probe must be a function probe\(model\) or None, got 3"),
+        ({"probe": 3}, TypeError, r"probe must be an hdet\.Probe, held-out batches .*, or None, got 3"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -491,8 +492,9 @@ def test_batches_of_unequal_size_are_named(change: dict[str, Any]) -> None:
 
 
 def test_a_probe_that_returns_no_number_is_named() -> None:
-    ensemble = build(nn.Linear(3, 2), sync_every=1, probe=lambda m: "low")
-    with pytest.raises(TypeError, match="probe must return a tensor with one element or a number, got 'low'"):
+    probe = hdet.Probe([torch.zeros(1)], lambda model, batch: "low")  # pyright: ignore[reportArgumentType]
+    ensemble = build(nn.Linear(3, 2), sync_every=1, probe=probe)
+    with pytest.raises(TypeError, match="loss must return a tensor with one element, got 'low'"):
         ensemble.step(torch.ones(5, 3))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from hdet.records import RoundRecord, read_records, scan_records
+from hdet.round_record import ComparingRecord
 
 SEARCH = {
     "asked": 0.1, "found": 0.2, "low": 0.1, "high": 0.4, "reason": "why", "num_steps": 80,
@@ -53,15 +54,17 @@ def test_broken_lines_are_skipped_and_blank_ones_ignored(tmp_path: Path) -> None
         ({"losses": ["NaN", 0.5]}, "losses must be a list of numbers or null"),
         ({"losses": None}, "losses must be a list of numbers or null"),
         ({"losses": [10**400]}, "losses must be a list of numbers or null"),
-        ({"weights": [None]}, "weights must be a list of numbers"),
+        ({"controllers": {"comparing": {"weights": [None]}}}, "comparing.weights must be a list of numbers"),
+        ({"controllers": []}, "controllers must be an object"),
+        ({"controllers": {"guard": None}}, "not an object with the fields of a record"),
         ({"base": {"lr": None}}, "base must be numbers by name"),
         ({"base": [0.1]}, "base must be numbers by name"),
         ({"values": {"lr": 0.1}}, "values must be lists of numbers by name"),
         ({"ends_round": 1}, "ends_round must be true or false"),
-        ({"temperature": "hot"}, "temperature must be a number or null"),
+        ({"controllers": {"comparing": {"temperature": "hot"}}}, "comparing.temperature must be a number or null"),
         ({"excluded": {"1": 5}}, "excluded must be reasons"),
         ({"excluded": {"one": "why"}}, "invalid literal"),
-        ({"num_brakes": -1}, "num_brakes must be a whole number"),
+        ({"controllers": {"guard": {"num_brakes": -1}}}, "guard.num_brakes must be a whole number"),
         ({"num_averaged_steps": None}, "num_averaged_steps must be a whole number"),
         ({"bytes_sent": 0.5}, "bytes_sent must be a whole number"),
         ({"merge_weights": {"0": 1.0}}, "merge_weights must be a list of numbers"),
@@ -98,8 +101,9 @@ def test_bytes_that_are_no_text_never_raise(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
+    compared = ComparingRecord(signal={"lr": float("nan")})
     record = RoundRecord(
-        round=0, step=10, num_replicas=1, signal={"lr": float("nan")}, base={"lr": float("inf")}
+        round=0, step=10, num_replicas=1, controllers={"comparing": compared}, base={"lr": float("inf")}
     )
     path.write_text(record.to_json() + "\n")
     records, notes = scan_records(path)

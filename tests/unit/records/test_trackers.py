@@ -20,7 +20,7 @@ from torch import nn
 import hdet
 from hdet import HdetError, HdetWarning, Records, RoundRecord
 from hdet.records import Tee
-from hdet.round_record import scalars
+from hdet.round_record import ComparingRecord, GuardRecord, ThermostatRecord, WeightDecayRecord, scalars
 from hdet.trackers import TensorBoardSink, Tracker, WandbSink
 
 
@@ -40,8 +40,8 @@ def virtual_run(sink: Any) -> list[RoundRecord]:
         num_replicas=4,
         sync_every=5,
         explore=[hdet.LearningRate(spread=0.5)],
-        controller=hdet.Controller(form="log"),
-        probe=lambda m: m(torch.ones(2, 3)).square().mean(),
+        controllers=[hdet.Controller(form="log")],
+        probe=hdet.Probe([torch.ones(2, 3)], lambda m, x: m(x).square().mean()),
         records=Tee(records, sink),
     )
     generator = torch.Generator().manual_seed(1)
@@ -72,13 +72,20 @@ def test_scalars_by_hand() -> None:
         record(
             losses=[1.0, 2.0],
             probes=[0.5, None],
-            weights=[0.75, 0.25],
             num_nonfinite_losses=[0, 3],
             excluded={1: "the loss on the probe is not finite"},
-            temperature=0.1,
+            controllers={
+                "comparing": ComparingRecord(
+                    weights=[0.75, 0.25],
+                    temperature=0.1,
+                    signal={"lr.head": -0.5},
+                    velocity={"lr.head": -0.05},
+                ),
+                "guard": GuardRecord(num_brakes=1),
+                "weight_decay": WeightDecayRecord(held_out_loss=0.7, slope=-0.25, slope_error=0.1),
+                "thermostat": ThermostatRecord(averaging_gains=[None, 0.5], time_gains=[None], factors=[1, 2.0]),
+            },
             base={"lr.head": 0.1},
-            signal={"lr.head": -0.5},
-            velocity={"lr.head": -0.05},
             correction={"lr.head": 1.25},
             milliseconds={"converge": 2.5},
         )
@@ -97,6 +104,11 @@ def test_scalars_by_hand() -> None:
         "correction/lr.head": 1.25,
         "milliseconds/converge": 2.5,
         "controller/temperature": 0.1,
+        "guard/num_brakes": 1.0,
+        "held_out/loss": 0.7,
+        "slope/weight_decay": -0.25,
+        "thermostat/averaging_gains": 0.5,
+        "thermostat/factors": 2.0,
         "replicas/excluded": 1.0,
         "nonfinite/total": 3.0,
         "nonfinite/replica_0": 0.0,
@@ -106,7 +118,7 @@ def test_scalars_by_hand() -> None:
 
 
 def test_scalars_leave_out_what_is_not_finite() -> None:
-    shown = scalars(record(losses=[None, None], base={"lr": float("inf")}, signal={"lr": float("nan")}))
+    shown = scalars(record(losses=[None, None], base={"lr": float("inf")}))
     assert shown == {"replicas/excluded": 0.0}
 
 

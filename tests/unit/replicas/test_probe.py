@@ -20,11 +20,9 @@ from tests.helpers.replicas import run_replicas
 X, Y = torch.randn(200, 3), torch.randn(200, 1)
 
 
-def exploring(optimizer: torch.optim.Optimizer, model: nn.Module, probe: Any, **told: Any) -> hdet.AutoLR:
-    explore = [hdet.WeightDecay()]
-    return hdet.AutoLR(
-        optimizer, **{"total_steps": 100, "model": model, "explore": explore, "probe": probe} | told
-    )
+def looking_at(optimizer: torch.optim.Optimizer, model: nn.Module, probe: Any, **told: Any) -> hdet.AutoLR:
+    settings = {"total_steps": 100, "model": model, "controllers": [hdet.HeldOutWeightDecay()], "probe": probe}
+    return hdet.AutoLR(optimizer, **settings | told)
 
 
 def test_what_is_no_probe_is_shown_by_its_type_and_shape():
@@ -61,18 +59,18 @@ def test_rows_that_are_taken_for_batches_are_explained():
     model, optimizer = linear(0.01)
     probe = hdet.Probe((X, Y), lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]))
     with pytest.raises(RuntimeError, match=r"a list of batches, write hdet\.Probe\(\[\(x, y\)\], loss\)"):
-        exploring(optimizer, model, probe)
+        looking_at(optimizer, model, probe)
 
 
 def test_a_probe_is_scored_once_when_a_run_is_built():
     model, optimizer = linear(0.01)
-    text = error_of(exploring, optimizer, model, hdet.Probe((X, Y), loss_of))
+    text = error_of(looking_at, optimizer, model, hdet.Probe((X, Y), loss_of))
     assert "failed on the first batch, a value of type Tensor and shape (50, 3) (ValueError: too many" in text
     assert text.endswith(": batches must be a list of batches, write hdet.Probe([(x, y)], loss)")
-    text = error_of(exploring, optimizer, model, hdet.Probe([(X, Y)], nn.CrossEntropyLoss()))
+    text = error_of(looking_at, optimizer, model, hdet.Probe([(X, Y)], nn.CrossEntropyLoss()))
     assert text.endswith("write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])")
     assert optimizer.param_groups[0]["lr"] == 0.01
-    exploring(optimizer, model, hdet.Probe([(X, Y)], loss_of)).close()  # nothing is claimed by what failed
+    looking_at(optimizer, model, hdet.Probe([(X, Y)], loss_of)).close()  # nothing is claimed by what failed
     with pytest.raises(TypeError, match="but it failed on the first batch"):
         hdet.VirtualEnsemble(
             model,
@@ -81,8 +79,7 @@ def test_a_probe_is_scored_once_when_a_run_is_built():
             num_replicas=2,
             total_steps=100,
             sync_every=5,
-            explore=[hdet.WeightDecay(0.0)],
-            controller=hdet.WeightDecayController(),
+            controllers=[hdet.HeldOutWeightDecay()],
             probe=hdet.Probe([(X, Y)], nn.CrossEntropyLoss()),
         )
 
@@ -113,7 +110,7 @@ def test_scoring_a_probe_once_leaves_everything_as_it_was():
 
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
-    exploring(torch.optim.AdamW(model.parameters(), lr=0.01), model, hdet.Probe([(X, Y)], loss))
+    looking_at(torch.optim.AdamW(model.parameters(), lr=0.01), model, hdet.Probe([(X, Y)], loss))
     assert calls == [25]  # of 200 in 8 parts
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -128,8 +125,8 @@ def _with_a_bad_probe(rank: int, is_sharded: bool) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     is_bad = is_sharded or rank == 1
     probe = hdet.Probe([(X, Y)], nn.CrossEntropyLoss() if is_bad else loss_of)
-    text = error_of(exploring, optimizer, wrapped, probe)
-    exploring(optimizer, wrapped, hdet.Probe([(X, Y)], loss_of)).close()
+    text = error_of(looking_at, optimizer, wrapped, probe)
+    looking_at(optimizer, wrapped, hdet.Probe([(X, Y)], loss_of)).close()
     return text
 
 

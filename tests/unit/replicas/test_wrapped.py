@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer, lr_scheduler
 
 import hdet
+from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_model, without_ddp
 from tests.helpers.models import Net, batch
 from tests.helpers.ranks import message_of, train
@@ -204,13 +205,19 @@ def test_a_compiled_model_is_the_one_inside() -> None:
     assert plain_model(compiled) is net and plain_model(net) is net and plain_model(None) is None
     assert without_ddp(compiled) is compiled  # type: ignore[arg-type]
     seen = []
+
+    def scored(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
+        seen.append(model.training)
+        return torch.tensor(2.0)
+
     ensemble = hdet.Ensemble(
         SGD(net.parameters(), lr=0.1),
         model=compiled,  # pyright: ignore[reportArgumentType]
         sync_every=1,
-        probe=lambda: float(seen.append(net.training) or 0.0),
+        probe=hdet.Probe([torch.ones(1, 1)], scored),
+        replicas=ReplicaGroup(0, 2),
     )
-    ensemble.step(1.0)
+    assert [float(loss) for loss in ensemble.replicas.score() or ()] == [2.0]
     assert seen == [False] and net.training
 
 

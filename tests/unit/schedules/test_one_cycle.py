@@ -266,11 +266,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rank": -1}, ValueError, "rank"),
     ({"rank": 1}, ValueError, "rank must be below world_size=1, got 1"),
     ({"world_size": 0}, ValueError, "world_size"),
-    (
-        {"process_group": "world"},
-        ValueError,
-        "process_group must be None while torch.distributed is not running",
-    ),
+    ({"replicas": "world"}, ValueError, "replicas must be None while torch.distributed is not running"),
     ({"model": "net"}, TypeError, "model must be a torch.nn.Module or None"),
     ({"seed": -1}, ValueError, "seed must be an integer of at least 0"),
     (
@@ -279,13 +275,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         "decay must be one of 'floor', 'equation8' or a number below 1, got 'fast'",
     ),
     ({"decay": 1.5}, ValueError, "decay"),
-    ({"temperature": -1.0}, ValueError, "temperature must be a number above 0, got -1.0"),
-    ({"temperature": "warm"}, ValueError, "temperature must be one of 'auto'"),
-    (
-        {"temperature": 0.1, "loss_scale": 0.2},
-        ValueError,
-        "temperature and loss_scale must not both be given",
-    ),
+    ({"loss_scale": -1.0}, ValueError, "loss_scale must be a number above 0, got -1.0"),
+    ({"loss_scale": "warm"}, ValueError, "loss_scale must be one of 'auto'"),
     ({"records": "file"}, TypeError, r"records must have a write\(record\) method"),
 ]
 

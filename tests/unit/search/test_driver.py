@@ -133,5 +133,5 @@ def test_a_probe_is_all_that_is_scored_on():
             assert probe == ["probe"]
             return super().try_out(factors, turns, [0, 1, 3], told)
 
-    search(trainee := Probed(best=5.0), probe="probe")
+    search(trainee := Probed(best=5.0), probe=["probe"])
     assert trainee.ramp_batches[0] == 0

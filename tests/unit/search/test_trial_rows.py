@@ -91,7 +91,7 @@ def frozen():
     "build, settings",
     [
         (lambda: net(nn.Tanh()), {}),
-        (lambda: net(nn.Tanh()), {"clip_norm": 0.1, "probe": data()[3]}),
+        (lambda: net(nn.Tanh()), {"clip_norm": 0.1, "probe": [data()[3]]}),
         (lambda: net(nn.GELU(), nn.Dropout(0.2)), {"kind": torch.optim.Adam}),
         (lambda: net(nn.BatchNorm1d(8), nn.ReLU()), {"batches": data(size=64)}),
         (lambda: net(nn.LayerNorm(8), Attention()), {}),

@@ -31,8 +31,7 @@ _PANELS = {
         "sync_every",
         "explore",
         "probe",
-        "find_decay",
-        "controller",
+        "controllers",
         "controller_start",
         "temperature",
         "floor",
@@ -62,8 +61,7 @@ _PANELS = {
     steps=None,
     spread=1 / 9,
     floor=0.22,
-    find_decay=None,
-    controller=None,
+    controllers=None,
 )
 def run(
     task_options: TaskOptions = None,
@@ -99,15 +97,17 @@ def run(
             what: require_number(f"--explore {what}", spread, at_least=0)
             for what, spread in parse_options(settings["explore"] or [], "--explore").items()
         }
-        is_decay_found, controller = settings.pop("find_decay"), settings.pop("controller")
-        config = RunConfig(**settings, controller=controller or "guard", task_options=options, name=name)
-        if controller is None and not config.why_no_thermostat():
-            config = dataclasses.replace(config, controller="thermostat")
-        if config.spread == 0 and not config.explore and config.controller in ("log", "paper"):
-            config = dataclasses.replace(config, controller="none")  # there is nothing to compare
-        if is_decay_found is None:
-            is_decay_found = config.should_find_decay(task.num_examples, task.batch_size)
-        config = dataclasses.replace(config, find_decay=is_decay_found)
+        given = settings.pop("controllers")
+        names = ("guard",) if given is None else tuple(part.strip() for part in given.split(","))
+        config = RunConfig(**settings, controllers=names, task_options=options, name=name)
+        if given is None:
+            if not config.why_not("thermostat"):
+                names += ("thermostat",)
+            if config.should_find_decay(task.num_examples, task.batch_size):
+                names += ("held_out_weight_decay",)
+            config = dataclasses.replace(config, controllers=names)
+        if config.spread == 0 and not config.explore and not config.is_recipe:
+            config = dataclasses.replace(config, controllers=())  # there is nothing to compare
         path = out or _free_path(Path("runs") / config.slug)
         if not overwrite:
             RunFolder(path).require_free()
@@ -202,7 +202,7 @@ def sweep(
         grid = sorted(numbers("--lrs", asked.lrs)) if asked.lrs else log_grid(low, high, asked.per_decade)
         settings["steps"] = task.num_steps if asked.steps is None else asked.steps
         shared = {f.name: settings[f.name] for f in dataclasses.fields(RunConfig) if f.name in settings}
-        shared |= {"controller": "none", "find": False, "probe": False}
+        shared |= {"controllers": (), "find": False, "probe": False}
         config = RunConfig(**shared, task_options=options, lr=task.learning_rate)  # each point has its own
         path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
         with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:

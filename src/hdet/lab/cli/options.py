@@ -58,6 +58,8 @@ def takes(
             hint = str
         elif get_origin(hint) is dict:
             hint, default = list[str], None
+        elif get_origin(hint) is tuple:
+            hint = str
         if default is None:
             hint = hint | None
         flags = [f"--{name.replace('_', '-')}"] if default is False else []  # nobody needs to say no

@@ -95,7 +95,7 @@ class RunCommand:
         config, screen = self.config, self.screen
         screen.say(
             f"{config.task}: {config.replicas} replicas, {config.steps} steps, "
-            f"learning rate {config.lr:g}, controller {config.controller}"
+            f"learning rate {config.lr:g}, controllers: {', '.join(config.controllers) or 'none'}"
         )
         if self._is_searching and not screen.shows_progress:
             screen.say("searching for the learning rate ...")

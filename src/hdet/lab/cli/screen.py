@@ -147,7 +147,7 @@ _FLAGS = {
 
 
 _REMEDIES = {
-    "Give more held-out data": "Leave --find-decay out, or use a task with a larger probe_batch()",
+    "Give more held-out data": "Leave held_out_weight_decay out, or use a task with a larger probe_batch()",
     "Set weight_decay=0.01 in the optimizer": "Pass --weight-decay 0.03",
 }
 """What a user of the command can do, by what the library says."""

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from hdet.checks import require_choice, require_number
 from hdet.lab.limits import CountFromZero, NotNegative, Positive, Share, require_hinted
+from hdet.method.guard import Guard
 from hdet.method.recipe import Recipe
-from hdet.method.thermostat import LAST, NUM_ROUNDS
+from hdet.method.thermostat import LAST, NUM_ROUNDS, Thermostat
 from hdet.method.thermostat import LEAST_STEPS as LEAST_STEPS_OF_ROUND
+from hdet.method.weight_decay import HeldOutWeightDecay
 from hdet.search.decisions import LEAST_STEPS
 
 _CHOSEN: Any = None
@@ -26,6 +28,9 @@ _FREE = ("engine", "evaluate_every", "find", "name", "replicas")
 
 OF_MODELS = ("dropout", "attention_temperature", "label_smoothing")
 """Hyperparameters of a model that can be explored, ..."""
+_KINDS = {"guard": Guard, "thermostat": Thermostat, "held_out_weight_decay": HeldOutWeightDecay}
+CONTROLLERS = (*_KINDS, "paper", "log")
+"""Names of controllers; those of a comparing one are its forms."""
 EXPLORABLE = ("weight_decay", "momentum", "beta2", "epsilon", *OF_MODELS)
 """... and those of an optimizer."""
 
@@ -38,8 +43,8 @@ class RunConfig:
     those of :class:`hdet.AutoLR`. ``hdet run`` has a spread of 1/9 and a floor of 0.22, as the paper has.
 
     >>> config = RunConfig(task="quadratic", lr=0.1, steps=1000)
-    >>> config.find, config.controller, config.average_tail
-    (True, 'guard', 0.075)
+    >>> config.find, config.controllers, config.average_tail
+    (True, ('guard',), 0.075)
     """
 
     task: str
@@ -84,9 +89,11 @@ class RunConfig:
     """Find the LR by short trials first (default: in runs of 50 steps or more).
 
     See :func:`hdet.find_lr`."""
-    controller: Literal["thermostat", "guard", "log", "paper", "none"] = "guard"
-    """thermostat: what averaging gains moves the LR. paper or log: the replicas do (auto-LR). guard: only go
-    back after a collapse, as the thermostat does, too. none. (Default: thermostat where it can work.)"""
+    controllers: tuple[str, ...] = ("guard",)
+    """What steers, with commas between. thermostat: what averaging gains moves the LR. held_out_weight_decay:
+    held-out data moves the weight decay. paper or log: the replicas move what is spread (auto-LR). guard: goes
+    back after a collapse; the first two have it, too. Or none. (Default: thermostat where it can work, and
+    held_out_weight_decay where data repeats.)"""
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
     floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
@@ -95,10 +102,6 @@ class RunConfig:
     """Softness of the replicas' weights with paper (default: how far losses differ)."""
     probe: bool = True
     """Compare replicas on one held-out batch, or on their training losses."""
-    find_decay: bool = False
-    """Let held-out data move the weight decay (default: where data repeats).
-
-    See :meth:`should_find_decay`."""
     noise_scale: NotNegative = 0.0
     """Warm noisy start: noise on each replica's first weights, as a share of their size."""
     seed: CountFromZero = 0
@@ -114,7 +117,8 @@ class RunConfig:
         chosen = {f.name for f in dataclasses.fields(self) if f.default is None}
         given = {name: value for name, value in vars(self).items() if value is not None or name not in chosen}
         require_hinted(RunConfig, given)
-        is_guarded, compares = self.is_guarded, self.controller in ("log", "paper")
+        self._join_controllers()
+        is_guarded, compares = self.is_recipe, bool({"log", "paper"} & set(self.controllers))
         self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
         self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
         self._choose("anneal_to", Recipe.anneal_to if self.average_tail else 0.0)
@@ -122,7 +126,7 @@ class RunConfig:
         self._choose("sync_every", Recipe(total_steps=self.steps).steps_per_round if is_guarded else 25)
         self._choose("find", self.steps >= LEAST_STEPS)
         rises_until = math.ceil(self.warmup * self.steps)
-        self._choose("controller_start", rises_until if self.controller == "paper" else 0)
+        self._choose("controller_start", rises_until if "paper" in self.controllers else 0)
 
         if self.temperature is not None:
             require_number("temperature", self.temperature, above=0)
@@ -135,16 +139,15 @@ class RunConfig:
             require_choice("explore", name, EXPLORABLE)
             is_log = name in ("beta2", "epsilon")
             require_number(f"explore {name}", spread, at_least=0, below=math.inf if is_log else 1)
-        if self.explore and self.controller == "paper":
+        if self.explore and "paper" in self.controllers:
             raise ValueError(
-                "controller must be log, guard or none where more than the learning rate is explored, got "
+                "controllers must be log, guard or none where more than the learning rate is explored, got "
                 f"paper with explore {', '.join(self.explore)}: the paper's controller would let it decay to "
                 "nearly zero"
             )
-        if self.find_decay and (why_not := self._why_no_decay_is_found()):
-            raise ValueError(why_not)
-        if self.controller == "thermostat" and (why_not := self.why_no_thermostat()):
-            raise ValueError(why_not)
+        for name in self.controllers:
+            if why_not := self.why_not(name):
+                raise ValueError(why_not)
         if self.find and self.steps < LEAST_STEPS:
             raise ValueError(
                 f"steps must be at least {LEAST_STEPS} to find the learning rate, got {self.steps}: train "
@@ -155,45 +158,50 @@ class RunConfig:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
-    def _why_no_decay_is_found(self) -> str:
-        """Name the setting with which the weight decay cannot be found; empty if there is none."""
-        spread = self.explore.get("weight_decay")
-        what = "to find the weight decay"
-        if not self.is_guarded:
-            return f"controller must be thermostat or guard {what}, got {self.controller}: leave it out"
-        if self.optimizer == "adam":
-            return f"optimizer must be adamw or sgd {what}, got adam: it scales the decay with the gradient"
-        if not self.probe:
-            return f"probe must be True {what}, got False: only held-out data can tell"
-        if spread is not None:
-            return f"explore must leave weight_decay out {what}, got weight_decay={spread:g}: do one of both"
-        return ""
+    def _join_controllers(self) -> None:
+        """Check the names of controllers, and add the guard of the recipe."""
+        names = () if list(self.controllers) == ["none"] else tuple(self.controllers)
+        for name in names:
+            require_choice("controllers", name, CONTROLLERS)
+        for name in names:
+            if names.count(name) > 1 or {"paper", "log"} <= set(names):
+                raise ValueError(f"controllers must name each kind once, got {', '.join(names)}")
+        has_all = not names or {"guard", "paper", "log"} & set(names)
+        object.__setattr__(self, "controllers", names if has_all else ("guard", *names))
 
-    def why_no_thermostat(self) -> str:
-        """Name the setting with which a thermostat cannot work; empty if there is none."""
-        what, least = "for the thermostat", LEAST_STEPS_OF_ROUND * NUM_ROUNDS
-        if self.steps < least:
-            return f"steps must be at least {least} {what}, got {self.steps}: train longer, or leave it out"
-        if not self.probe:
-            return f"probe must be True {what}, got False: it scores what averaging gains"
-        if self.gradients == "local":
-            return f"gradients must be shared {what}, got local: leave one of both out"
-        if self.warmup < LAST / NUM_ROUNDS:
+    def why_not(self, name: str) -> str:
+        """Name the setting with which a controller cannot work, after that of the recipe; empty if there is none."""
+        from hdet.steering.needs import Facts, unmet  # it needs torch
+
+        if name not in _KINDS:
+            return ""
+        least = LEAST_STEPS_OF_ROUND * NUM_ROUNDS
+        if name == "thermostat" and self.steps < least:
+            return f"steps must be at least {least} for a Thermostat, got {self.steps}: train longer, or leave it out"
+        if name == "thermostat" and self.warmup < LAST / NUM_ROUNDS:
             return (
-                f"warmup must be at least {LAST / NUM_ROUNDS:g} {what}, got {self.warmup:g}: it steers while "
-                "the learning rate rises. Leave one of both out"
+                f"warmup must be at least {LAST / NUM_ROUNDS:g} for a Thermostat, got {self.warmup:g}: it steers "
+                "while the learning rate rises. Leave one of both out"
             )
-        if (self.spread or self.explore) and self.sync_every > self.steps // NUM_ROUNDS:
+        if name == "held_out_weight_decay" and self.optimizer == "adam":
             return (
-                f"sync_every must be at most {self.steps // NUM_ROUNDS} {what}, got {self.sync_every}: where "
-                "replicas differ, its rounds end at syncs. Leave one of both out"
+                "optimizer must be adamw or sgd for a HeldOutWeightDecay, got adam: it scales the decay with the "
+                "gradient"
             )
-        return ""
+        facts = Facts(
+            total_steps=self.steps,
+            sync_every=self.sync_every,
+            gradients=self.gradients,
+            has_probe=self.probe,
+            explores=bool(self.spread or self.explore),
+            differs_in_decay="weight_decay" in self.explore,
+        )
+        return next((str(need.error(facts)) for need in unmet(_KINDS[name](), facts)), "")
 
     @property
-    def is_guarded(self) -> bool:
-        """Tell whether a run goes back after a collapse."""
-        return self.controller in ("guard", "thermostat")
+    def is_recipe(self) -> bool:
+        """Tell whether the run has the schedule of :class:`hdet.AutoLR`: controllers, and none that compares."""
+        return bool(self.controllers) and not {"paper", "log"} & set(self.controllers)
 
     def should_find_decay(self, num_examples: int | None, batch_size: int) -> bool:
         """Tell whether ``hdet run`` finds the weight decay where nobody says.
@@ -208,7 +216,8 @@ class RunConfig:
         >>> [config.should_find_decay(num_examples, 8) for num_examples in (1000, 10000, None)]
         [True, False, False]
         """
-        if num_examples is None or self.steps < LEAST_STEPS or self._why_no_decay_is_found():
+        is_refused = not self.is_recipe or self.why_not("held_out_weight_decay")
+        if num_examples is None or self.steps < LEAST_STEPS or is_refused:
             return False
         return not batch_size or self.steps * self.replicas * batch_size > num_examples
 

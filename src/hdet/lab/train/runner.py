@@ -265,7 +265,7 @@ class _Run:
 
     def _found_lr(self) -> float:
         """Give the peaks as the run has corrected them; the largest base where a controller holds its own."""
-        if self.config.controller == "paper":
+        if "paper" in self.config.controllers:
             records = read_records(self.folder.records) if self.folder.records.exists() else []
             traces = [trace for record in records for trace in record.base_trace.items()]
             bases = [max(values) for name, values in traces if values and is_learning_rate(name)]

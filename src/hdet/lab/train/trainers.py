@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
-from hdet.auto import add_thermostat, settings_of, steering_decay
+from hdet.auto import settings_of, with_guard
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
@@ -26,6 +26,7 @@ from hdet.method.recipe import Recipe
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
+from hdet.steering.needs import AnyController
 
 _START = {"adamw": 0.03, "sgd": 5e-4}
 """The weight decay that held-out data moves where none is given."""
@@ -60,10 +61,13 @@ class Trainer:
         if self._is_virtual:
             require_memory(config, self.model, memory_of(self._device))
         trained = self.model if self._is_virtual else DistributedDataParallel(self.model)
-        start = config.weight_decay or (_START[config.optimizer] if config.find_decay else 0.0)
+        is_found = "held_out_weight_decay" in config.controllers
+        start = config.weight_decay or (_START[config.optimizer] if is_found else 0.0)
         started = replace(config, weight_decay=start)
         optimizer = build_optimizer(started, task.parameter_groups(self.model))
-        probe = to_device(self._device, task.probe_batch()) if config.probe else None
+        probe = None
+        if config.probe:
+            probe = hdet.Probe([to_device(self._device, task.probe_batch())], task.loss)
         self.found = None
         if searches:
             streams = self._open_streams(0)  # of its own, so that the run is the same as without a search
@@ -78,9 +82,11 @@ class Trainer:
                 progress=False,  # there is a bar of its own
             )
         settings = _settings(config, optimizer, self.model, self.found)
-        settings |= {"gradients": config.gradients, "records": records if self.is_main else None}
-        is_judged = config.find_decay or config.controller == "thermostat"
-        held_out = hdet.Probe([probe], task.loss) if is_judged else None
+        settings |= {
+            "gradients": config.gradients,
+            "records": records if self.is_main else None,
+            "probe": probe,
+        }
         self._ensemble: hdet.VirtualEnsemble | _RankEnsemble
         if self._is_virtual:
             self._ensemble = hdet.VirtualEnsemble(
@@ -90,7 +96,6 @@ class Trainer:
                 num_replicas=config.replicas,
                 vectorize=task.can_vectorize and not set(OF_MODELS) & set(config.explore),
                 join_equal=True,  # replicas that do not differ are computed as one, on all their batches
-                probe=held_out or ((lambda model: task.loss(model, probe)) if config.probe else None),
                 **settings,
             )
             if config.noise_scale:
@@ -98,8 +103,6 @@ class Trainer:
         else:
             if config.noise_scale:
                 hdet.warm_start(trained, config.noise_scale, seed=config.seed)
-            scored = (lambda: task.loss(self.model, probe)) if config.probe else None
-            settings["probe"] = held_out or scored
             engine = Ensemble(optimizer, model=trained, **settings)
             self._ensemble = _RankEnsemble(trained, optimizer, task.loss, engine)
         self.engine = self._ensemble.engine
@@ -205,20 +208,26 @@ def _settings(
         kind = getattr(hdet, name.title().replace("_", ""))  # weight_decay is hdet.WeightDecay
         explore.append(kind(model, spread=spread) if name in OF_MODELS else kind(spread, per_group=per_group))
     settings["explore"] = explore
-    if config.controller == "none":
-        settings["controller"] = None
-    elif config.controller in ("log", "paper"):
-        paper = {"decay": "floor", "temperature": config.temperature or "auto"}
-        of_form = paper if config.controller == "paper" else {}
-        settings["controller"] = hdet.Controller(
-            form=config.controller, start=config.controller_start, **of_form
-        )
-    if config.find_decay:
-        explore.append(hdet.WeightDecay())
-        settings |= steering_decay(settings, optimizer)
-    if config.controller == "thermostat":
-        add_thermostat(settings, hdet.Thermostat(), found)
+    # The guard of the recipe knows what a search expects, and what is beside it.
+    names = [name for name in config.controllers if not (config.is_recipe and name == "guard")]
+    controllers = [_controller(name, config) for name in names]
+    settings["controllers"] = with_guard(controllers, found) if config.is_recipe else controllers
     return settings
+
+
+def _controller(name: str, config: RunConfig) -> AnyController:
+    if name == "guard":
+        return hdet.Guard()
+    if name == "thermostat":
+        return hdet.Thermostat()
+    if name == "held_out_weight_decay":
+        return hdet.HeldOutWeightDecay()
+    paper: dict[str, Any] = {"decay": "floor", "temperature": config.temperature or "auto"}
+    return hdet.Controller(
+        form="paper" if name == "paper" else "log",
+        start=config.controller_start,
+        **(paper if name == "paper" else {}),
+    )
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -87,7 +87,7 @@ def test_the_plan_is_the_base_without_the_correction() -> None:
     second = record(4, base_trace={"lr": [6.0, 8.0], "lr[1]": [10.0]}, base={"lr": 9.0}, **more)
     assert plan_series(run(first, second), "lr") == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
     assert plan_series(run(first, second), "lr[1]") == ([1, 2, 3, 4], [5.0, 5.0, 5.0, 5.0])
-    held = run(first, second, config={"controller": "paper"})
+    held = run(first, second, config={"controllers": ("paper",)})
     assert plan_series(held, "lr") == ([1, 2, 2, 4], [1.0, 2.0, 3.0, 4.5])
     assert plan_series(run(record(base={"lr": 3.0}, correction={"lr": 1.0})), "lr") == ([], [])
     moved = [
@@ -97,7 +97,7 @@ def test_the_plan_is_the_base_without_the_correction() -> None:
 
 
 def test_the_plan_of_a_run_that_the_guard_lowered_has_the_peak_that_was_found(tmp_path: Path) -> None:
-    one = read_run(write_run(tmp_path / "run", controller="guard"))
+    one = read_run(write_run(tmp_path / "run", controllers=("guard",)))
     planned, used = (dict(zip(*f(one, "lr.head"), strict=True)) for f in (plan_series, base_series))
     assert one.search is not None and max(planned.values()) == pytest.approx(one.search.found)
     assert planned[160] == used[160] and planned[161] == pytest.approx(3 * used[161])
@@ -109,7 +109,7 @@ def rates(one: Run) -> Chart:
 
 
 def test_the_learning_rate_is_drawn_as_planned_and_as_used(tmp_path: Path) -> None:
-    chart = rates(read_run(write_run(tmp_path / "run", controller="guard")))
+    chart = rates(read_run(write_run(tmp_path / "run", controllers=("guard",))))
     planned, used, brakes = chart.traces
     assert [trace["name"] for trace in chart.traces] == [
         "planned", "learning rate", "guard went back",
@@ -272,7 +272,7 @@ def test_charts_of_a_real_run(tmp_path: Path, controller: str, titles: list[str]
 
 def test_weights_are_drawn_where_they_differ(tmp_path: Path) -> None:
     records, _ = real_records("paper", 8)
-    titles = [chart.title for chart in all_charts(run(*records, config={"controller": "paper"}))]
+    titles = [chart.title for chart in all_charts(run(*records, config={"controllers": ("paper",)}))]
     assert "Weights of the replicas" in titles
 
 
@@ -368,7 +368,7 @@ def test_one_bad_run_does_not_flatten_a_metric_that_rises_or_falls(good, bad, fi
 
 
 def test_what_all_runs_share_is_said_once() -> None:
-    runs = [run(config={"controller": "none"}, result={"status": s}) for s in ("finished", "failed")]
+    runs = [run(config={"controllers": ()}, result={"status": s}) for s in ("finished", "failed")]
     head, _, shared = comparison_table(runs)
     assert shared["controller"] == "none" and "status" not in shared
     assert "controller" not in head and "status" in head

@@ -38,7 +38,7 @@ def test_a_run_whose_replicas_differed():
         ramp=[],
         trials=[[0.01, 1.0]] * 8,
     )
-    lines = lines_of(records=records, search=search, result={"seconds": 1.0}, config={"controller": "guard"})
+    lines = lines_of(records=records, search=search, result={"seconds": 1.0}, config={"controllers": ("guard",)})
     assert lines == [
         ("search", "8 trials, 46 steps: found 0.01 from 1e-3"),
         ("fan-out", "2 replicas, lr x0.9 to x1.1, weight_decay x0.5 to x1.5, 10 rounds"),
@@ -53,7 +53,7 @@ def test_a_run_whose_replicas_differed():
 def test_a_run_of_equal_replicas_that_went_back():
     records = [record(n, multipliers={"lr": [1.0, 1.0]}, num_brakes=n) for n in range(3)]
     records[-1].num_averaged_steps = 75
-    assert lines_of(records=records, config={"controller": "guard"}) == [
+    assert lines_of(records=records, config={"controllers": ("guard",)}) == [
         ("fan-out", "none: 2 replicas, all alike"),
         ("guard", "went back 2 times"),
         ("tail", "the final weights are the mean over the last 75 steps"),
@@ -62,7 +62,7 @@ def test_a_run_of_equal_replicas_that_went_back():
 
 def test_a_thermostat_says_how_far_it_moved():
     records = [record(n, multipliers={"lr": [0.9, 1.1]}, thermostat_factors=[1 + n / 2]) for n in range(3)]
-    lines = lines_of(records=records, config={"controller": "thermostat"})
+    lines = lines_of(records=records, config={"controllers": ("thermostat",)})
     assert lines[-2:] == [
         ("thermostat", "learning rate x2, by what averaging gained in 3 rounds"),
         ("guard", "had nothing to do"),
@@ -94,7 +94,7 @@ def looks(*slopes: float, error: float = 0.1) -> list[RoundRecord]:
     ],
 )
 def test_held_out_data_says_from_where_to_where_and_what_it_thinks_at_the_end(slopes, verdict):
-    lines = lines_of(records=looks(*slopes), config={"controller": "guard"})
+    lines = lines_of(records=looks(*slopes), config={"controllers": ("guard",)})
     said = f"Held-out data moved the weight decay from 0.4 to 1 (5 looks). At the end {verdict}."
     assert lines[1:] == [("guard", "had nothing to do"), ("weight decay", said)]
 

@@ -38,7 +38,7 @@ def data_of(page: str) -> dict:
 
 def test_one_run(tmp_path: Path) -> None:
     out = build_report(
-        [read_run(write_run(tmp_path / "run", controller="guard", excludes=True))],
+        [read_run(write_run(tmp_path / "run", controllers=("guard",), excludes=True))],
         tmp_path / "new" / "a.html",
     )
     page = out.read_text()
@@ -61,7 +61,7 @@ def tiles_of(page: str) -> list[tuple[str, str, str]]:
 
 
 def test_the_first_screen_says_what_was_found(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", controller="guard"))
+    run = read_run(write_run(tmp_path / "run", controllers=("guard",)))
     page = build_report([run], tmp_path / "a.html").read_text()
     search = run.search
     assert search is not None
@@ -115,7 +115,7 @@ def test_tables_have_the_weight_decay_that_was_used_and_found(tmp_path: Path) ->
 def test_several_runs(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "a", name="first")),
-        read_run(write_run(tmp_path / "b", name="second", controller="none", is_finished=False)),
+        read_run(write_run(tmp_path / "b", name="second", controllers=(), is_finished=False)),
     ]
     page = build_report(runs, tmp_path / "a.html").read_text()
     assert page.count('<details class="run">') == 2
@@ -137,7 +137,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
 
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     evil: dict[str, Any] = {EVIL: [EVIL, {"x": EVIL}]}
-    path = write_run(tmp_path / "run", controller="guard", name=EVIL, loss_unit=EVIL, **evil)
+    path = write_run(tmp_path / "run", controllers=("guard",), name=EVIL, loss_unit=EVIL, **evil)
     for name in ("records.jsonl", "evaluations.jsonl", "environment.json"):
         content = (path / name).read_text()
         for old in ("lr.embedding", "mean error", "Linux x86_64", "trials, weighed"):
@@ -190,7 +190,7 @@ def test_a_page_of_ten_long_runs_stays_small(tmp_path: Path) -> None:
         Run(
             path=tmp_path,
             name=f"run {i}",
-            config={"lr": 0.01, "controller": "paper"},
+            config={"lr": 0.01, "controllers": ("paper",)},
             records=[replace(r, losses=[x and x + i / 3 for x in r.losses]) for r in long],
             evaluations=[replace(e, loss=(e.loss or 0) + i / 9) for e in found],
         )

@@ -116,7 +116,7 @@ def one(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visi
 def several_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Address of a page of several runs, one of which has hostile names wherever it can have any."""
     path = tmp_path_factory.mktemp("several")
-    paper = read_run(write_run(path / "b", name="paper", controller="paper", num_replicas=8))
+    paper = read_run(write_run(path / "b", name="paper", controllers=("paper",), num_replicas=8))
     evil = read_run(write_run(path / "c", name=EVIL, loss_unit=EVIL, is_finished=False))
     evil.records = [_renamed(record, {"lr.embedding": LINK, "lr.head": EVIL}) for record in evil.records]
     evil.records[5] = replace(evil.records[5], excluded={1: EVIL})
@@ -356,7 +356,7 @@ def sweep(browser: Any, tmp_path: Path) -> Iterator[Visit]:
     losses = {1e-3: 0.9, 1e-2: 0.5, 1e-1: 0.6, 1.0: 1e7}
     paths = [tmp_path / f"lr{lr:g}" for lr in losses]
     for path, (lr, loss) in zip(paths, losses.items(), strict=True):
-        write_run(path, controller="none", lr=lr, name=f"lr{lr:g}")
+        write_run(path, controllers=(), lr=lr, name=f"lr{lr:g}")
         lines = [json.dumps({"step": step, "loss": 2.0 if step == 0 else loss}) for step in (0, 300)]
         (path / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
         (path / "records.jsonl").write_text("")

@@ -21,7 +21,7 @@ def test_a_whole_run_is_read_without_notes(tmp_path: Path) -> None:
 
 
 def test_the_record_of_the_search_stands_apart(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", controller="guard"))
+    run = read_run(write_run(tmp_path / "run", controllers=("guard",)))
     assert run.notes == [] and run.search is not None and run.search.asked == 0.01
     assert [record.step for record in run.records] == list(range(5, 301, 5))
 

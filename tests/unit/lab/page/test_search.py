@@ -44,7 +44,7 @@ def traces_of(chart: Chart) -> dict[str, dict[str, Any]]:
 
 
 def test_a_real_search_is_drawn_as_it_was_recorded(tmp_path: Path) -> None:
-    one = read_run(write_run(tmp_path / "run", controller="guard"))
+    one = read_run(write_run(tmp_path / "run", controllers=("guard",)))
     search = real_records("guard")[0][0].search
     assert search is not None and one.search == search
     traces = traces_of(chart_of(one))
@@ -106,7 +106,7 @@ def test_a_search_that_agrees_with_the_user_is_said() -> None:
 
 
 def test_a_run_that_has_only_searched_says_so(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", controller="guard", is_finished=False, num_records=1)
+    path = write_run(tmp_path / "run", controllers=("guard",), is_finished=False, num_records=1)
     (path / "evaluations.jsonl").write_text("")
     one = read_run(path)
     assert one.notes == [] and one.records == [] and one.search is not None
@@ -116,7 +116,7 @@ def test_a_run_that_has_only_searched_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("search", [5, {"asked": 1.0}, {"asked": "x"}, {"ramp": [[1]]}, {"trials": 3}])
 def test_a_broken_search_becomes_a_note(tmp_path: Path, search: Any) -> None:
-    path = write_run(tmp_path / "run", controller="guard")
+    path = write_run(tmp_path / "run", controllers=("guard",))
     first, *rest = (path / "records.jsonl").read_text().splitlines()
     broken = json.loads(first)
     is_part = isinstance(search, dict) and "asked" not in search

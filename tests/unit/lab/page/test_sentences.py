@@ -10,7 +10,7 @@ from hdet.lab.page.run_numbers import asked_lr, found_lr, is_sweep
 from hdet.lab.page.sentences import run_tiles
 from hdet.records import RoundRecord
 
-CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controller": "log"}
+CONFIG = {"lr": 3e-4, "steps": 600, "replicas": 8, "controllers": ("log",)}
 RESULT = {"final_loss": 0.4123, "steps": 600, "seconds": 41.2, "status": "finished", "found_lr": 3.93e-4}
 
 
@@ -140,7 +140,7 @@ def test_groups_with_learning_rates_of_their_own() -> None:
 
 def test_the_form_of_the_paper() -> None:
     records = [record(base_trace={"lr": [1e-4, 5e-4]}, base={"lr": 2e-4}, num_steps=2)]
-    text = sentence(run(config=CONFIG | {"controller": "paper"}, records=records))
+    text = sentence(run(config=CONFIG | {"controllers": ("paper",)}, records=records))
     assert "The controller held the learning rate itself, and ended at 2e-4." in text
 
 
@@ -171,7 +171,7 @@ def test_a_run_with_a_spread_says_what_differed_and_what_the_replicas_said() -> 
     assert sentence(quiet).endswith(" What the replicas said: no clear side.")
     few = run(records=[record(5 * i, **more) for i in range(1, 6)])
     assert sentence(few).endswith(" What the replicas said: too few rounds to tell.")
-    guarded = replace(one, config=CONFIG | {"controller": "guard"})
+    guarded = replace(one, config=CONFIG | {"controllers": ("guard",)})
     assert sentence(guarded).endswith(" In this run they did not move the learning rate (controller guard).")
     tiles = {label: (value, hint) for label, value, hint in run_tiles(one)}
     assert tiles["Learning rate found"] == ("3.93e-4", "from a guess of 3e-4")
@@ -224,7 +224,7 @@ def test_comparison() -> None:
 
 
 def swept(losses: dict[float, float | None], **config: Any) -> list[Run]:
-    plain = {"task": "digits", "controller": "none"} | config
+    plain = {"task": "digits", "controllers": ()} | config
     return [
         Run(
             path=Path("a"),

@@ -128,7 +128,7 @@ def test_ranks_see_what_virtual_replicas_see(tmp_path: Path) -> None:
         ({"optimizer": "sgd"}, 100, 8, True),
         ({"optimizer": "adam"}, 100, 8, False),
         ({"probe": False}, 100, 8, False),
-        ({"controller": "log"}, 100, 8, False),
+        ({"controllers": ("log",)}, 100, 8, False),
         ({"explore": {"weight_decay": 0.5}, "weight_decay": 0.1}, 100, 8, False),
         ({"explore": {"beta2": 0.5}}, 100, 8, True),
     ],
@@ -144,7 +144,7 @@ def test_the_command_finds_it_where_the_data_repeat(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"controller": "none"}, "controller must be thermostat or guard to find the weight decay, got none"),
+        ({"controllers": ()}, "controller must be thermostat or guard to find the weight decay, got none"),
         ({"optimizer": "adam"}, "optimizer must be adamw or sgd to find the weight decay, got adam"),
         ({"probe": False}, "probe must be True to find the weight decay, got False"),
         ({"explore": {"weight_decay": 0.5}}, "explore must leave weight_decay out .* got weight_decay=0.5"),

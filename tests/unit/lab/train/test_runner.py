@@ -24,7 +24,7 @@ BASE = RunConfig(
     replicas=4,
     optimizer="sgd",
     sync_every=10,
-    controller="log",
+    controllers=("log",),
     find=False,
 )
 
@@ -54,18 +54,18 @@ def test_a_run_leaves_everything_behind(tmp_path):
     "changes",
     [
         {},
-        {"spread": 0.0, "controller": "none"},
-        {"spread": 0.0, "controller": "none", "noise_scale": 0.01, "optimizer": "adamw"},
+        {"spread": 0.0, "controllers": ()},
+        {"spread": 0.0, "controllers": (), "noise_scale": 0.01, "optimizer": "adamw"},
         {"gradients": "local", "noise_scale": 0.01},
         {"optimizer": "adamw", "explore": {"weight_decay": 0.5}, "weight_decay": 0.1, "per_group": True},
-        {"controller": "paper"},
+        {"controllers": ("paper",)},
         {
             "spread": 0.0,
             "replicas": 8,
             "optimizer": "adamw",
             "find": True,
             "steps": 200,
-            "controller": "guard",
+            "controllers": ("guard",),
         },
     ],
     ids=str,
@@ -88,7 +88,7 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path, changes):
 
 def test_equal_replicas_are_computed_as_one(tmp_path):
     # Spread 0 trains one model on all batches; it must be what four equal replicas would be.
-    plain = dataclasses.replace(BASE, spread=0.0, controller="none")
+    plain = dataclasses.replace(BASE, spread=0.0, controllers=())
     joined, folder = start(tmp_path, "joined", plain)
     assert hdet.read_records(folder.records)[-1].num_replicas == 4
     tiny, _ = start(tmp_path, "tiny", dataclasses.replace(plain, spread=1e-9))
@@ -134,7 +134,7 @@ class Saved:
 
 
 def test_a_run_that_ends_above_its_first_loss_has_diverged(tmp_path):
-    config = dataclasses.replace(BASE, controller="none", anneal="none", warmup=0.0, lr=2.3, momentum=0.0)
+    config = dataclasses.replace(BASE, controllers=(), anneal="none", warmup=0.0, lr=2.3, momentum=0.0)
     result, folder = start(tmp_path, config=config)
     evaluations = [json.loads(line)["loss"] for line in folder.evaluations.read_text().splitlines()]
     assert 1.05 * evaluations[0] < evaluations[-1] < math.inf
@@ -227,7 +227,7 @@ def test_ranks_end_where_virtual_replicas_do_and_stop_together(tmp_path):
 
 
 def test_sweep_marks_the_best_and_does_not_run_points_again(tmp_path):
-    config = dataclasses.replace(BASE, spread=0.0, controller="none")
+    config = dataclasses.replace(BASE, spread=0.0, controllers=())
     grid = log_grid(0.01, 1, 1)
     outcome = sweep(config, grid, tmp_path, num_jobs=2)
     assert [p["base_lr"] for p in outcome.points] == grid
@@ -242,7 +242,7 @@ def test_sweep_marks_the_best_and_does_not_run_points_again(tmp_path):
 
 
 def test_a_sweep_that_is_stopped_goes_on(tmp_path):
-    config = dataclasses.replace(BASE, spread=0.0, controller="none", steps=500)
+    config = dataclasses.replace(BASE, spread=0.0, controllers=(), steps=500)
     jobs = [(dataclasses.replace(config, lr=0.01 + i / 1000), tmp_path / f"{i}") for i in range(6)]
     done = []
     results = run_many(jobs, num_jobs=1, on_done=done.append, should_stop=lambda: done[-1] >= 1)
@@ -270,15 +270,15 @@ def test_dropout_repeats_itself_and_resumes(tmp_path):
 def test_the_papers_controller_begins_after_the_warm_up() -> None:
     """It holds the learning rate from where it begins, which would never rise otherwise."""
     settings = {"task": "quadratic", "steps": 200, "lr": 0.1}
-    assert RunConfig(**settings, controller="paper").controller_start == 20
-    assert RunConfig(**settings, controller="paper", controller_start=0).controller_start == 0
-    assert RunConfig(**settings, controller="log").controller_start == 0
+    assert RunConfig(**settings, controllers=("paper",)).controller_start == 20
+    assert RunConfig(**settings, controllers=("paper",), controller_start=0).controller_start == 0
+    assert RunConfig(**settings, controllers=("log",)).controller_start == 0
 
 
 @pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
 def test_the_floor_of_the_papers_controller_follows_the_peak_that_was_found(tmp_path) -> None:
     settings = {"task": "quadratic", "steps": 200, "sync_every": 10, "replicas": 2}
-    config = RunConfig(**settings, lr=1e-3, controller="paper", spread=0.0)  # so only its decay acts
+    config = RunConfig(**settings, lr=1e-3, controllers=("paper",), spread=0.0)  # so only its decay acts
     _, folder = start(tmp_path, config=config)
     search, *rounds = hdet.read_records(folder.records)
     assert search.search is not None and search.search.found > 5 * config.lr

@@ -1,4 +1,4 @@
-"""``controller="thermostat"``: what averaging gains moves the learning rate of a run."""
+"""``controllers=("thermostat",)``: what averaging gains moves the learning rate of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdet.method.thermostat import FOUND, GUESS, LAST
 from tests.helpers.replicas import run_replicas
 
 BASE = RunConfig(
-    task="digits", lr=3e-4, steps=200, replicas=2, spread=0.1, find=False, controller="thermostat"
+    task="digits", lr=3e-4, steps=200, replicas=2, spread=0.1, find=False, controllers=("thermostat",)
 )
 
 
@@ -33,7 +33,7 @@ def factors_of(records: list[hdet.RoundRecord]) -> list[float]:
 def test_a_low_learning_rate_rises_and_the_loss_is_lower(tmp_path: Path, spread: float):
     config = dataclasses.replace(BASE, spread=spread)
     result, records = trained(tmp_path / "steered", config)
-    plain, _ = trained(tmp_path / "plain", dataclasses.replace(config, controller="guard"))
+    plain, _ = trained(tmp_path / "plain", dataclasses.replace(config, controllers=("guard",)))
     factors = factors_of(records)
     assert len(factors) == LAST and factors[-1] > 1.5
     assert result.found_lr == pytest.approx(3e-4 * factors[-1])

@@ -1,4 +1,4 @@
-"""hdet.jax.WeightDecaySteering: the weight decay of torch's AutoLR, step for step."""
+"""hdet.jax.HeldOutWeightDecay: the weight decay of torch's AutoLR, step for step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_matrix(weights):
 def train(state=None, num_steps=STEPS, mask=None, shardings=None):
     """Weights and both states after each step from this one on, and the weight decay that it used."""
     tx = hdet.jax.auto_lr(adamw(learning_rate=LR, weight_decay=DECAY, mask=mask), total_steps=STEPS)
-    steering = hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=STEPS, mask=mask)
+    steering = hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=STEPS, mask=mask)
     if state is None:
         weights = jax.tree.map(jnp.array, params())
         weights = weights if shardings is None else jax.device_put(weights, shardings)
@@ -73,7 +73,7 @@ def train_torch(mask=None):
         optimizer,
         total_steps=STEPS,
         model=net,
-        explore=[hdet.WeightDecay()],
+        controllers=[hdet.HeldOutWeightDecay()],
         probe=hdet.Probe(for_torch(HELD_OUT), torch_loss),
         sync_every=5,
     )
@@ -124,7 +124,7 @@ def test_sharded_weights_have_the_same_weight_decay():
 def test_what_is_not_finite_moves_nothing():
     tx = hdet.jax.auto_lr(adamw(learning_rate=LR, weight_decay=DECAY), total_steps=STEPS)
     opt_state, weights = tx.init(params()), params()
-    steering = hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=STEPS)
+    steering = hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=STEPS)
     spoilt = jax.tree.map(lambda p: p * np.nan, weights)
     for bad_loss, at in ((np.nan, weights), (1.0, spoilt)):
         now, state = opt_state, steering.init(opt_state)
@@ -143,7 +143,7 @@ def test_what_is_not_finite_moves_nothing():
 
 def steering_of(tx):
     tx = hdet.jax.auto_lr(tx, total_steps=9)
-    return hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=9).init(tx.init(params()))
+    return hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=9).init(tx.init(params()))
 
 
 @pytest.mark.parametrize(
@@ -160,24 +160,24 @@ def steering_of(tx):
             "opt_state must hold one weight_decay, got 0",
         ),
         (
-            lambda: hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=9).init(
+            lambda: hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=9).init(
                 adamw(learning_rate=LR).init(params())
             ),
             ValueError,
             "opt_state must hold one learning rate of hdet.jax.auto_lr, got 0",
         ),
         (
-            lambda: hdet.jax.WeightDecaySteering(loss_fn, [], total_steps=9),
+            lambda: hdet.jax.HeldOutWeightDecay(loss_fn, [], total_steps=9),
             ValueError,
             "batches must hold at least one example, got none",
         ),
         (
-            lambda: hdet.jax.WeightDecaySteering(loss_fn, jnp.ones((300, 8)), total_steps=9),
+            lambda: hdet.jax.HeldOutWeightDecay(loss_fn, jnp.ones((300, 8)), total_steps=9),
             TypeError,
             "batches must be held-out batches",
         ),
         (
-            lambda: hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=0),
+            lambda: hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=0),
             ValueError,
             "total_steps must be",
         ),
@@ -190,7 +190,7 @@ def test_bad_input_is_named(make, error, message):
 
 def test_few_examples_are_told():
     with pytest.warns(hdet.HdetWarning, match="there are 32 held-out examples"):
-        hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT[:1], total_steps=9)
+        hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT[:1], total_steps=9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hdet.jax.WeightDecaySteering(loss_fn, HELD_OUT, total_steps=9)
+        hdet.jax.HeldOutWeightDecay(loss_fn, HELD_OUT, total_steps=9)

@@ -29,7 +29,7 @@ def train(rank, *, guard, is_spoilt=True, steps=STEPS, drawn=None):
         explore=[hdet.LearningRate(spread=0)],
         sync_every=SYNC,
         total_steps=STEPS,
-        controller=guard,
+        controllers=[] if guard is None else [guard],
         records=records if rank == 0 else None,
     )
     for step in range(steps):
@@ -56,8 +56,8 @@ def test_a_run_that_collapses_goes_back_with_a_third_of_the_learning_rate(caplog
     assert guarded < 0.5 * unguarded
     assert guarded < 1.5 * good
     assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
-    assert [record.num_brakes for record in records if record.step < 105] == [0] * 20
-    assert records[-1].num_brakes == 1
+    assert [record.controllers["guard"].num_brakes for record in records if record.step < 105] == [0] * 20
+    assert records[-1].controllers["guard"].num_brakes == 1
     assert sum("the loss has collapsed" in message for message in caplog.messages) == 1
 
 
@@ -72,21 +72,21 @@ def test_random_numbers_go_on_after_it_has_gone_back():
     torch.manual_seed(0)
     drawn = []
     _, _, records, _ = train(0, guard=Guard(), drawn=drawn)
-    assert records[-1].num_brakes == 1
+    assert records[-1].controllers["guard"].num_brakes == 1
     assert len(set(drawn)) == STEPS  # none is drawn again
 
 
 def test_a_run_without_a_good_copy_begins_again(caplog):
     with caplog.at_level(logging.WARNING):
         _, ensemble, records, _ = train(0, guard=Guard(expected_loss=1e-6))
-    assert records[-1].num_brakes == 1
+    assert records[-1].controllers["guard"].num_brakes == 1
     assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
     assert "the run has lost all that it had learnt, so it begins again" in caplog.text
 
 
 def test_a_run_that_learns_slowly_is_left_alone():
     _, _, records, _ = train(0, guard=Guard(expected_loss=1e-6), is_spoilt=False)
-    assert records[-1].num_brakes == 0
+    assert records[-1].controllers["guard"].num_brakes == 0
 
 
 def _on_rank(rank):
@@ -115,7 +115,7 @@ def test_virtual_replicas_go_back_too(spread):
         explore=[hdet.LearningRate(spread=spread)],
         sync_every=SYNC,
         total_steps=STEPS,
-        controller=Guard(),
+        controllers=[Guard()],
         records=records,
     )
     losses = []
@@ -124,7 +124,7 @@ def test_virtual_replicas_go_back_too(spread):
             for matrix in ensemble.replicas.rows.matrices:
                 matrix.mul_(20)
         losses.append(ensemble.step(batches=[batch(0, step), batch(1, step)]).mean().item())
-    assert records[-1].num_brakes == 1
+    assert records[-1].controllers["guard"].num_brakes == 1
     assert ensemble.found_lr["lr"] == pytest.approx(0.05 / 3)
     assert sum(losses[-20:]) / 20 < 1.2 * sum(losses[80:100]) / 20 < 0.2 * max(losses[101:])
 
@@ -134,7 +134,7 @@ def test_what_it_remembers_is_in_the_checkpoint():
     state = ensemble.state_dict()
     _, other, _, _ = train(0, guard=Guard(), steps=1, is_spoilt=False)
     other.load_state_dict(state)
-    assert other.state_dict()["steering"] == state["steering"]
+    assert other.state_dict()["controllers"] == state["controllers"]
     assert other.found_lr["lr"] == pytest.approx(0.05 / 3)
 
 
@@ -168,6 +168,6 @@ def test_where_it_cannot_work_it_says_so():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match="total_steps must be given for a Guard"):
-        hdet.Ensemble(optimizer, controller=Guard())
+        hdet.Ensemble(optimizer, controllers=[Guard()])
     with pytest.raises(ValueError, match="for a Guard to lower"):
-        hdet.Ensemble(optimizer, controller=Guard(), total_steps=10, explore=[hdet.Momentum(0.1)])
+        hdet.Ensemble(optimizer, controllers=[Guard()], total_steps=10, explore=[hdet.Momentum(0.1)])

@@ -1,4 +1,4 @@
-"""WeightDecaySteering for JAX: held-out data moves the weight decay while a model trains."""
+"""HeldOutWeightDecay for JAX: held-out data moves the weight decay while a model trains."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hdet.errors import HdetWarning, warn
 from hdet.jax.optax_state import AutoLRState, parts_of, read_values, write_values
 from hdet.jax.trainee import Loss, checked
 from hdet.jax.trial_mesh import size_of
+from hdet.method import weight_decay as rule
 from hdet.method.weight_decay import (
     FEW_EXAMPLES,
     NUM_PARTS,
     SCALES,
     DecayState,
     Look,
-    WeightDecayController,
     least_strength,
     look_of,
     may_look,
@@ -31,8 +31,8 @@ from hdet.method.weight_decay import (
 DECAY = "weight_decay"
 
 
-class WeightDecaySteeringState(NamedTuple):
-    """Holds what :class:`WeightDecaySteering` keeps. Save it with parameters and optimizer state."""
+class HeldOutWeightDecayState(NamedTuple):
+    """Holds what :class:`HeldOutWeightDecay` keeps. Save it with parameters and optimizer state."""
 
     num_steps: int
     """Optimizer steps so far."""
@@ -45,8 +45,8 @@ class WeightDecaySteeringState(NamedTuple):
     num_losses: jax.Array
 
 
-class WeightDecaySteering:
-    """Move the weight decay by what held-out data says, as :class:`hdet.AutoLR` does for ``WeightDecay()``.
+class HeldOutWeightDecay:
+    """Move the weight decay by what held-out data says, as :class:`hdet.HeldOutWeightDecay` does.
 
     Now and then the parameters are scored with those that decay 5 % smaller and 5 % larger. Where smaller
     ones score better, decay is added (:func:`hdet.method.weight_decay.moved`). The data must be held out, and
@@ -68,7 +68,7 @@ class WeightDecaySteering:
     >>> tx = optax.inject_hyperparams(optax.adamw)(learning_rate=0.1, weight_decay=0.01)
     >>> tx, params = auto_lr(tx, total_steps=100), jnp.ones(2)
     >>> loss_fn = lambda w, x: jnp.mean((x @ w) ** 2)
-    >>> steering = WeightDecaySteering(loss_fn, [jnp.ones((400, 2))], total_steps=100)
+    >>> steering = HeldOutWeightDecay(loss_fn, [jnp.ones((400, 2))], total_steps=100)
     >>> opt_state = tx.init(params)
     >>> state = steering.init(opt_state)
     >>> for _ in range(25):  # looks come after 20 and 25 steps, and must agree
@@ -95,7 +95,7 @@ class WeightDecaySteering:
         cuts = -(-NUM_PARTS // len(held))
         self._parts = [part for batch in held for part in _split(batch, cuts)]
         self._total_steps = total_steps
-        self._told = WeightDecayController()
+        self._rule = rule.HeldOutWeightDecay()
         score_fn = checked("loss_fn", loss_fn)
 
         @jax.jit
@@ -112,7 +112,7 @@ class WeightDecaySteering:
 
         self._score = score
 
-    def init(self, opt_state: Any) -> WeightDecaySteeringState:
+    def init(self, opt_state: Any) -> HeldOutWeightDecayState:
         """Begin with the weight decay that the optimizer has. Raises if it cannot be moved."""
         rate, (decay, *others) = self._rate_of(opt_state), read_values(opt_state, DECAY) or [None]
         if decay is None or others:
@@ -124,11 +124,11 @@ class WeightDecaySteering:
         if not start > 0:
             raise ValueError(f"{DECAY} must be above 0 to be explored, got {float(decay):g}: begin with 0.01")
         zero = jnp.zeros(())
-        return WeightDecaySteeringState(0, start, DecayState(start), zero, zero)
+        return HeldOutWeightDecayState(0, start, DecayState(start), zero, zero)
 
     def step(
-        self, opt_state: Any, state: WeightDecaySteeringState, params: Any, loss: Any
-    ) -> tuple[Any, WeightDecaySteeringState]:
+        self, opt_state: Any, state: HeldOutWeightDecayState, params: Any, loss: Any
+    ) -> tuple[Any, HeldOutWeightDecayState]:
         """Count an optimizer step, and look at the held-out data if it is time. Call it outside of ``jit``.
 
         Args:
@@ -146,7 +146,7 @@ class WeightDecaySteering:
         num_losses = state.num_losses + is_finite
         state = state._replace(num_steps=num_steps, loss_total=loss_total, num_losses=num_losses)
         share_done = num_steps / total_steps
-        if not self._told.is_due(share_done, (num_steps - 1) / total_steps):
+        if not self._rule.is_due(share_done, (num_steps - 1) / total_steps):
             return opt_state, state
         training_loss = float(loss_total / num_losses)
         zero = jnp.zeros(())

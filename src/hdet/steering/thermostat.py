@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.checks import shown
-from hdet.ensemble.state import check_counts, check_keys, check_numbers, check_tensors, check_weights
-from hdet.ensemble.steering import Steering
-from hdet.ensemble.tail import Tail
+from hdet.checks import check_counts, check_keys, check_numbers
 from hdet.errors import NoEffectWarning
-from hdet.method.controller import ControllerState
 from hdet.method.thermostat import (
     FIRST,
     GUESS,
@@ -32,32 +28,37 @@ from hdet.method.thermostat import (
 from hdet.records import RoundRecord
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.optimizers import peak_rate
-from hdet.replicas.probe import Probe, require_scorable
+from hdet.replicas.probe import require_scorable
+from hdet.replicas.saved import check_tensors, check_weights
+from hdet.replicas.tail import Tail
+from hdet.round_record import ThermostatRecord
+from hdet.steering.port import Steering, Surroundings
 
 _log = logging.getLogger(__name__)
 
-_STATE = ("is_on", "num_rounds", "num_told", "rounds", "factors", "losses", "lrs", "priors")
+_STATE = ("is_on", "num_rounds", "num_recorded", "rounds", "factors", "losses", "lrs", "priors")
 """A state holds at least these."""
 _WIDTH = len(Round._fields) + 3
 """Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
 
 
 class ThermostatSteering(Steering):
-    """The thermostat at work. It has rounds of its own, a fortieth of the run each, until the last.
+    """An :class:`hdet.Thermostat` at work. It has rounds of its own, a fortieth of the run each, until the last.
 
     The mean of a round's weights is a :class:`Tail` of its own, which begins again in every round. Where
     replicas differ, its rounds end at syncs: there all hold their mean, and the means of the rounds are
     averaged, too.
     """
 
-    controller = "thermostat"
+    name = "thermostat"
+    kind = Thermostat
+    settings: Thermostat
+    watches_steps = True
 
-    def __post_init__(self) -> None:
-        told, total_steps = self.settings.controller, self.settings.total_steps
-        assert isinstance(told, Thermostat)
-        self._require_work()
-        assert total_steps is not None
-        self._told = replace(told, priors=told.priors or GUESS)
+    def __init__(self, settings: Thermostat, around: Surroundings) -> None:
+        super().__init__(replace(settings, priors=settings.priors or GUESS), around)
+        total_steps = around.total_steps
+        assert total_steps is not None, "needed, and checked"
         self._ends = round_ends(total_steps)[: LAST + 1]
         self._slot, self._peak = max(
             (
@@ -78,49 +79,18 @@ class ThermostatSteering(Steering):
         self._meter = LossMeter()
         self._mean: Tail | None = None
 
-    def _require_work(self) -> None:
-        """Raise if the thermostat could not do its work here."""
-        settings, probe = self.settings, getattr(self.replicas, "probe", None)
-        if settings.total_steps is None:
-            raise ValueError(
-                "total_steps must be given for a Thermostat, got None: it needs the length of the run"
-            )
-        if settings.is_local:
-            raise ValueError(
-                "gradients must be 'shared' for a Thermostat, got 'local': what averaging gains was measured "
-                "where replicas train with their mean gradient. Leave gradients out, or the Thermostat"
-            )
-        most = max(LEAST_STEPS, settings.total_steps // NUM_ROUNDS)
-        if self.values.explores and settings.sync_every > most:
-            raise ValueError(
-                f"sync_every must be at most {most} for a Thermostat where replicas differ, a fortieth of "
-                f"total_steps, got {settings.sync_every}: its rounds end at syncs. Sync more often, or leave "
-                "it out"
-            )
-        if not self.values.learning_rates:
-            raise ValueError(
-                "explore must hold an hdet.LearningRate for a Thermostat to move, got none: add "
-                "hdet.LearningRate(spread=0)"
-            )
-        if not isinstance(probe, Probe):
-            raise ValueError(
-                f"probe must be an hdet.Probe for a Thermostat, got {shown(probe)}: it tells what averaging "
-                "gains. Pass probe=hdet.Probe(batches, loss)"
-            )
-
     def try_out(self) -> None:
         """Score the first part of the probe."""
-        probe, model = getattr(self.replicas, "probe", None), getattr(self.replicas, "model", None)
-        if isinstance(probe, Probe) and model is not None and self._is_long:
-            require_scorable(probe, model)
+        if self._is_long:
+            require_scorable(self.replicas)
 
     # --- rounds --------------------------------------------------------------------------------------
 
     def begin(self, num_steps: int) -> None:
         """Begin a run. What others have trained before is not known, so that it does nothing then."""
-        self._state, self._brake = ThermostatState(), 0.0
+        self._state = ThermostatState()
         self._judged: list[tuple[float, float, float]] = []  # of each round, what averaging and time gained
-        self._num_told = 0
+        self._num_recorded = 0
         self._begin_mean(is_on=self._is_long and num_steps == 0)
 
     def _begin_mean(self, *, is_on: bool) -> None:
@@ -152,10 +122,12 @@ class ThermostatSteering(Steering):
             if is_equal and num_steps >= self._ends[len(self._state.rounds) + 1]:
                 self._end_round(self._mean, num_steps)
         if record is not None:
-            untold, self._num_told = self._judged[self._num_told :], len(self._judged)
-            record.averaging_gains = [_known(gain) for gain, _, _ in untold]
-            record.time_gains = [_known(progress) for _, progress, _ in untold]
-            record.thermostat_factors = [factor for _, _, factor in untold]
+            new, self._num_recorded = self._judged[self._num_recorded :], len(self._judged)
+            record.controllers[self.name] = ThermostatRecord(
+                averaging_gains=[_known(gain) for gain, _, _ in new],
+                time_gains=[_known(progress) for _, progress, _ in new],
+                factors=[factor for _, _, factor in new],
+            )
 
     def _end_round(self, mean: Tail, num_steps: int) -> None:
         if self.replicas.has_rows:
@@ -184,14 +156,14 @@ class ThermostatSteering(Steering):
             mean=averaged,
             train=total / num_losses if num_losses else math.nan,
         )
-        self._state = steered(self._state, seen, self._told)
+        self._state = steered(self._state, seen, self.settings)
         reading, new = self._state.reading, math.exp(self._state.log_factor)
         self._judged.append((reading.gain, reading.progress, new))
         self._begin_round()
         if len(self._state.rounds) == LAST:
             self._mean = None
         if new != factor:
-            self._correct()
+            self.move(self.values.learning_rates, new)
         if self.replicas.is_writer and len(self._state.rounds) >= FIRST:
             _log.info(
                 "step %d: averaging gains %.3g ± %.2g, an e-fold of steps %.3g ± %.2g; learning rate x%.3g",
@@ -212,21 +184,14 @@ class ThermostatSteering(Steering):
         self._losses = self._losses.plus(self._meter.take())
         return self._losses
 
-    def _correct(self) -> None:
-        for tunable in self.values.learning_rates:
-            tunable.correct(ControllerState(self._brake + self._state.log_factor))
-        self.values.refresh()
-
-    def sync(self, record: RoundRecord) -> None:
+    def sync(self, record: RoundRecord) -> bool:
         """Begin the mean again where a replica was spoilt: it may have taken bad weights."""
         if record.excluded and self._mean is not None:
             self._mean.forget()
+        return False
 
-    def weights_went_back(self) -> None:
-        """Keep the factor beside the guard's, and leave the rest of the run to the guard."""
-        control = self.values.learning_rates[0].control
-        self._brake = 0.0 if control is None else control.base
-        self._correct()
+    def went_back(self) -> None:
+        """Keep the factor, and leave the rest of the run to the guard."""
         self._begin_mean(is_on=False)
 
     @property
@@ -236,7 +201,7 @@ class ThermostatSteering(Steering):
         gain, progress, _ = self._judged[-1] if self._judged else (math.nan, math.nan, 1.0)
         why = "off" if self._mean is None and count < LAST else "no round judged yet"
         if not math.isnan(gain):
-            right = self._told.target * max(0.0, progress)
+            right = self.settings.target * max(0.0, progress)
             why = f"averaging a round's weights gained {gain:.3g} where {right:.3g} is right"
             rounds = self._state.rounds
             num_jumps = sum(has_jumped(rounds[:k]) for k in range(FIRST, count + 1))
@@ -261,53 +226,47 @@ class ThermostatSteering(Steering):
         for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
             row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
         return {
-            "controller": self.controller,
             "is_on": int(self._mean is not None),
             "num_rounds": len(state.rounds),
-            "num_told": self._num_told,
+            "num_recorded": self._num_recorded,
             "rounds": rounds,
-            "factors": [state.log_factor, state.highest, self._brake],
+            "factors": [state.log_factor, state.highest],
             "losses": [*self._summed()],
             "lrs": [self._first, self._peak],
-            "priors": [list(prior) for prior in self._told.priors or ()],
+            "priors": [list(prior) for prior in self.settings.priors or ()],
             # A distributed checkpoint could not be loaded into an entry more.
             **({} if mean is None else {"mean": mean}),
         }
 
-    def check_state(self, state: Any) -> None:
+    def check_state(self, name: str, state: Any) -> None:
         """See :class:`Steering`."""
-        super().check_state(state)
-        if state["controller"] == self.controller:
-            name = "state_dict steering"
-            check_keys(name, state, _STATE)
-            check_counts(name, state, ("is_on", "num_rounds", "num_told"))
-            check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
-            check_numbers(f"{name} factors", state["factors"], 3)
-            check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
-            check_numbers(f"{name} lrs", state["lrs"], 2, is_finite=False)
-            for prior in state["priors"]:
-                check_numbers(f"{name} priors", prior, 3)
-            if (mean := state.get("mean")) is not None:
-                check_keys(f"{name} mean", mean, ("mean", "num_taken", "first_step"))
-                check_counts(f"{name} mean", mean, ("num_taken", "first_step"))
-                check_weights(f"{name} mean", mean["mean"], self.replicas)
+        check_keys(name, state, _STATE)
+        check_counts(name, state, ("is_on", "num_rounds", "num_recorded"))
+        check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
+        check_numbers(f"{name} factors", state["factors"], 2)
+        check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
+        check_numbers(f"{name} lrs", state["lrs"], 2, is_finite=False)
+        for prior in state["priors"]:
+            check_numbers(f"{name} priors", prior, 3)
+        if (mean := state.get("mean")) is not None:
+            check_keys(f"{name} mean", mean, ("mean", "num_taken", "first_step"))
+            check_counts(f"{name} mean", mean, ("num_taken", "first_step"))
+            check_weights(f"{name} mean", mean["mean"], self.replicas)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. In a run of another length nothing moves any more."""
-        if state["controller"] != self.controller:
-            return
         rows = state["rounds"][: state["num_rounds"]].tolist()
         rounds = tuple(Round(int(step), *rest[:5]) for step, *rest in rows)
         late = (rounds[-1].step if rounds else 0) - self._ends[len(rounds)]
-        fits = len(rounds) < LAST and 0 <= late < (self.settings.sync_every if self.replicas.differ else 1)
+        fits = len(rounds) < LAST and 0 <= late < (self.around.sync_every if self.replicas.differ else 1)
         self._begin_mean(is_on=bool(state["is_on"]) and fits and self._is_long)
-        log_factor, highest, self._brake = state["factors"]
+        log_factor, highest = state["factors"]
         self._state = ThermostatState(log_factor, highest, rounds)
         self._judged = [(gain, progress, factor) for *_, gain, progress, factor in rows]
-        self._num_told = state["num_told"]
+        self._num_recorded = state["num_recorded"]
         self._losses = LossSum(*state["losses"])
         self._first, self._peak = state["lrs"]
-        self._told = replace(self._told, priors=tuple((w, m, d) for w, m, d in state["priors"]))
+        self.settings = replace(self.settings, priors=tuple((w, m, d) for w, m, d in state["priors"]))
         if self._mean is not None:
             self._mean.load_state_dict(state.get("mean"))
 

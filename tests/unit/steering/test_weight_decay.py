@@ -22,18 +22,19 @@ def probe_of(size: int = 200) -> hdet.Probe:
 
 
 def auto_of(optimizer: torch.optim.Optimizer, model: nn.Module | None, **told) -> hdet.AutoLR:
-    settings = {"total_steps": 100, "model": model, "explore": [hdet.WeightDecay()], "probe": probe_of()}
+    settings = {"total_steps": 100, "model": model, "controllers": [hdet.HeldOutWeightDecay()], "probe": probe_of()}
     return hdet.AutoLR(optimizer, **settings | told)
 
 
 def test_a_probe_is_needed_and_a_bare_function_is_not_enough():
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for probe in (None, lambda: 1.0):
-        with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe to explore weight decay, got"):
-            auto_of(optimizer, model, probe=probe)
+    with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe for a HeldOutWeightDecay, got None: only"):
+        auto_of(optimizer, model, probe=None)
+    with pytest.raises(TypeError, match=r"probe must be an hdet\.Probe or None, got .*function.*: write hdet"):
+        auto_of(optimizer, model, probe=lambda: 1.0)
     assert optimizer.param_groups[0]["lr"] == 0.01
-    with pytest.raises(ValueError, match=r"model must be given with an hdet\.Probe, got None"):
+    with pytest.raises(ValueError, match=r"model must be given with a probe, got None"):
         auto_of(optimizer, None)
     auto_of(optimizer, model).close()  # nothing is claimed by what failed
 
@@ -68,16 +69,16 @@ def test_a_start_by_learning_rate_and_steps(kind: str, repeats: float):
         optimizer = torch.optim.AdamW(groups, lr=0.01)
     else:
         optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9)
-    auto = auto_of(optimizer, model, explore=[hdet.WeightDecay(start="auto")])
+    auto = auto_of(optimizer, model, controllers=[hdet.HeldOutWeightDecay(start="auto")])
     assert auto.base["weight_decay"] == pytest.approx(5 / (0.01 * 100 * repeats))
     assert optimizer.param_groups[1]["weight_decay"] == 0.0
 
 
-def test_an_ensemble_knows_no_start():
+def test_the_length_of_the_run_is_needed():
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with pytest.raises(ValueError, match="start must be None for an ensemble that does not know its length"):
-        hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(start="auto")])
+    with pytest.raises(ValueError, match="total_steps must be given for a HeldOutWeightDecay, got None: it"):
+        hdet.Ensemble(optimizer, model=model, controllers=[hdet.HeldOutWeightDecay()], probe=probe_of())
 
 
 def test_a_small_probe_is_warned_of_and_an_empty_one_refused():
@@ -108,10 +109,10 @@ def test_a_probe_draws_no_random_number_and_has_parts_of_all_examples():
 def test_controllers_side_by_side_are_of_different_kinds():
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with pytest.raises(ValueError, match="controller must name each kind once"):
-        hdet.Ensemble(optimizer, total_steps=10, controller=[hdet.Guard(), hdet.Guard()])
-    with pytest.raises(TypeError, match=r"controller must be an hdet\.Controller, an hdet\.Guard, a list"):
-        hdet.Ensemble(optimizer, total_steps=10, controller=["guard"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="controllers must name each kind once"):
+        hdet.Ensemble(optimizer, total_steps=10, controllers=[hdet.Guard(), hdet.Guard()])
+    with pytest.raises(TypeError, match=r"controllers must hold controllers \(hdet\.Controller\(\), hdet\.Guard"):
+        hdet.Ensemble(optimizer, total_steps=10, controllers=["guard"])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_checkpoint_without_exploration_goes_on_with_it_and_back(caplog):
@@ -119,16 +120,16 @@ def test_a_checkpoint_without_exploration_goes_on_with_it_and_back(caplog):
 
     def run_of(*, explores: bool) -> hdet.AutoLR:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        told = {} if explores else {"explore": [], "probe": None}
+        told = {} if explores else {"controllers": [], "probe": None}
         return auto_of(optimizer, model, **told)
 
     plain, exploring = run_of(explores=False), run_of(explores=True)
     with pytest.raises(ValueError, match="state_dict must hold the hyperparameters"):
         exploring.load_state_dict(plain.state_dict())  # what is explored must be the same, as everywhere
-    steering = exploring.state_dict()["steering"]
-    assert set(steering["parts"]) == {"guard", "weight_decay"}
-    exploring.steering.check_state(plain.state_dict()["steering"])
-    plain.steering.check_state(plain.steering.own_state(steering))
+    assert set(exploring.state_dict()["controllers"]) == {"guard", "weight_decay"}
+    exploring.controllers.check_state(plain.state_dict()["controllers"])
+    with pytest.raises(ValueError, match=r"controllers \['guard'\], got one that has \['weight_decay'\], too"):
+        plain.controllers.check_state(exploring.state_dict()["controllers"])
 
 
 def test_where_the_guard_goes_back_earlier_looks_are_forgotten(caplog):
@@ -144,8 +145,9 @@ def test_where_the_guard_goes_back_earlier_looks_are_forgotten(caplog):
         optimizer.step()
         auto.step(1.0 - 0.015 * step if step < 40 else 5.0)
     assert "the loss has collapsed" in caplog.text or "lost all" in caplog.text
-    went_back = next(r.step for r in records if r.num_brakes)
-    looks = [r.step for r in records if r.slope]
+    went_back = next(r.step for r in records if r.controllers["guard"].num_brakes)
+    looks = [r.step for r in records if "weight_decay" in r.controllers]
+    assert looks
     assert went_back not in looks
 
 
@@ -155,7 +157,7 @@ def test_where_the_guard_goes_back_earlier_looks_are_forgotten(caplog):
 def test_the_guard_waits_longer_where_decay_is_explored(explores: bool, num_bad_rounds: int, num_brakes: int):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    told = {} if explores else {"explore": [], "probe": None}
+    told = {} if explores else {"controllers": [], "probe": None}
     records = hdet.Records()
     auto = auto_of(optimizer, model, total_steps=300, sync_every=5, records=records, **told)
     for step in range(300):
@@ -163,9 +165,9 @@ def test_the_guard_waits_longer_where_decay_is_explored(explores: bool, num_bad_
         loss_of(model, torch.ones(4, 3)).backward()
         optimizer.step()
         auto.step(5.0 if is_bad else 5.0 * 0.95**step)
-        if records and records[-1].num_brakes:
+        if records and records[-1].controllers["guard"].num_brakes:
             break
-    assert records[-1].num_brakes == num_brakes
+    assert records[-1].controllers["guard"].num_brakes == num_brakes
 
 
 def test_weights_that_are_frozen_are_left_out_of_a_look():
@@ -186,7 +188,8 @@ def test_weights_that_are_frozen_are_left_out_of_a_look():
             loss.backward()
             optimizer.step()
             auto.step(loss)
-        slopes.append([record.slope for record in records if record.slope])
+        looks = [record.controllers.get("weight_decay") for record in records]
+        slopes.append([look.slope for look in looks if look])
     assert len(slopes[0]) == 15
     assert slopes[0] == slopes[1]
 
@@ -244,15 +247,8 @@ def test_frozen_weights_and_too_short_runs_are_warned_of():
     assert auto.base["weight_decay"] == 0.01
 
 
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"explore": []}, "the probe is not used"),
-        ({"explore": [hdet.WeightDecay(0.1)]}, r"For a weight decay of 0\.1 set weight_decay=0\.1 in the"),
-        ({"controller": hdet.Controller()}, "a controller is given, so held-out data does not move the"),
-    ],
-)
-def test_what_is_not_used_is_warned_of(told: dict[str, Any], words: str):
+def test_a_probe_that_nothing_looks_at_is_warned_of():
     model, optimizer = linear(0.01)
-    with pytest.warns(hdet.HdetWarning, match=words):
-        auto_of(optimizer, model, **told)
+    with pytest.warns(hdet.HdetWarning, match="the probe is not used, .* pass controllers=") as told:
+        auto_of(optimizer, model, controllers=[])
+    assert [warning.message.argument for warning in told] == ["probe"]  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from hdet.steering.thermostat import ThermostatSteering
 from torch import nn
 
 import hdet
-from hdet.ensemble.thermostat_steering import ThermostatSteering
 from hdet.method.thermostat import FOUND, GUESS, LAST, Round, ThermostatState
 from tests.helpers.models import Net, batch
 
@@ -25,7 +25,7 @@ def loss_of(model: nn.Module, data: Any) -> torch.Tensor:
 def auto_of(lr: float = 0.01, model: nn.Module | None = None, **told: Any) -> hdet.AutoLR:
     model = Net() if model is None else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    settings = {"controller": hdet.Thermostat(), "probe": hdet.Probe(HELD_OUT, loss_of), "total_steps": 400}
+    settings = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT, loss_of), "total_steps": 400}
     return hdet.AutoLR(optimizer, model=model, **settings | told)
 
 
@@ -41,8 +41,7 @@ def train(auto: hdet.AutoLR, end: int = 400, *, loss: Any = None) -> None:
 
 
 def part_of(auto: hdet.AutoLR) -> ThermostatSteering:
-    parts = getattr(auto.steering, "parts", [auto.steering])
-    return next(part for part in parts if isinstance(part, ThermostatSteering))
+    return next(part for part in auto.controllers if isinstance(part, ThermostatSteering))
 
 
 def always(step: float):
@@ -52,10 +51,11 @@ def always(step: float):
     return steered
 
 
-@pytest.mark.parametrize("probe", [None, lambda: 1.0])
-def test_a_probe_is_needed(probe):
+def test_a_probe_is_needed():
     with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe for a Thermostat.* Pass probe=hdet"):
-        auto_of(probe=probe)
+        auto_of(probe=None)
+    with pytest.raises(TypeError, match=r"probe must be an hdet\.Probe or None, got <function"):
+        auto_of(probe=lambda: 1.0)
 
 
 def test_rounds_of_replicas_that_differ_end_at_syncs_so_these_must_be_frequent():
@@ -74,11 +74,17 @@ def test_gradients_must_be_shared_and_one_controller_moves_the_learning_rate():
             num_replicas=2,
             gradients="local",
             total_steps=400,
-            controller=hdet.Thermostat(),
+            controllers=[hdet.Thermostat()],
         )
-    with pytest.raises(ValueError, match="both move the learning rate"):
+    net = Net()
+    with pytest.raises(ValueError, match=r"both .*got \['lr'\] to be moved by both: leave one out"):
         hdet.Ensemble(
-            torch.optim.AdamW(Net().parameters()), controller=[hdet.Controller(start=10), hdet.Thermostat()]
+            torch.optim.AdamW(net.parameters()),
+            model=net,
+            controllers=[hdet.Controller(start=10), hdet.Thermostat()],
+            total_steps=400,
+            sync_every=10,
+            probe=hdet.Probe(HELD_OUT, loss_of),
         )
 
 
@@ -109,16 +115,16 @@ def test_the_prior_is_that_of_the_answer_and_stays_after_a_resume():
     found = hdet.find_lr(net, optimizer, batches, loss_of, total_steps=400)
     auto = auto_of(model=net, found=found)
     again = auto_of()
-    assert part_of(auto)._told.priors == FOUND and part_of(again)._told.priors == GUESS
+    assert part_of(auto).settings.priors == FOUND and part_of(again).settings.priors == GUESS
     train(auto, 60)
     again.load_state_dict(auto.state_dict())
-    assert part_of(again)._told.priors == FOUND
+    assert part_of(again).settings.priors == FOUND
     own = ((1.0, 0.0, 1.0),)
-    assert part_of(auto_of(controller=hdet.Thermostat(priors=own)))._told.priors == own
+    assert part_of(auto_of(controllers=[hdet.Thermostat(priors=own)])).settings.priors == own
 
 
 def test_the_guard_divides_what_the_thermostat_has_come_to(monkeypatch, caplog):
-    monkeypatch.setattr("hdet.ensemble.thermostat_steering.steered", always(0.1))
+    monkeypatch.setattr("hdet.steering.thermostat.steered", always(0.1))
     auto = auto_of()
     train(auto, 75, loss=lambda step: 4.0 - 0.04 * step)
     assert auto.found_lr["lr"] == pytest.approx(0.01 * math.exp(0.7))
@@ -136,18 +142,17 @@ def test_the_guard_divides_what_the_thermostat_has_come_to(monkeypatch, caplog):
 
 def test_it_works_beside_the_weight_decay():
     records = hdet.Records()
-    auto = auto_of(1e-4, explore=[hdet.WeightDecay()], records=records)
-    kinds = [part.controller for part in auto.steering.parts]
-    assert kinds == ["guard", "weight_decay", "thermostat"]
+    auto = auto_of(1e-4, controllers=[hdet.Thermostat(), hdet.HeldOutWeightDecay()], records=records)
+    assert [part.name for part in auto.controllers] == ["guard", "weight_decay", "thermostat"]
     train(auto)
-    assert auto.found_lr["lr"] > 1.5e-4 and any(record.slope for record in records)
-    assert sum(len(record.thermostat_factors) for record in records) == LAST
-    last = [record for record in records if record.thermostat_factors][-1]
-    assert last.correction["lr"] == pytest.approx(last.thermostat_factors[-1])
+    assert auto.found_lr["lr"] > 1.5e-4 and any("weight_decay" in record.controllers for record in records)
+    assert sum(len(record.controllers["thermostat"].factors) for record in records) == LAST
+    last = [record for record in records if record.controllers["thermostat"].factors][-1]
+    assert last.correction["lr"] == pytest.approx(last.controllers["thermostat"].factors[-1])
 
 
 def test_a_run_of_another_kind_or_length_goes_on_without_it():
-    plain = auto_of(controller=None, probe=None)
+    plain = auto_of(controllers=[], probe=None)
     train(plain, 60)
     auto = auto_of()
     auto.load_state_dict(plain.state_dict())
@@ -164,14 +169,14 @@ def test_a_broken_state_is_refused():
     auto = auto_of()
     train(auto, 25)
     state = auto.state_dict()
-    state["steering"]["parts"]["thermostat"]["rounds"] = torch.zeros(2, 2)
+    state["controllers"]["thermostat"]["rounds"] = torch.zeros(2, 2)
     with pytest.raises(ValueError, match="rounds must have shape"):
         auto_of().load_state_dict(state)
 
 
 def test_it_is_off_by_default():
     records = hdet.Records()
-    auto = auto_of(controller=None, probe=None, records=records)
+    auto = auto_of(controllers=[], probe=None, records=records)
     train(auto, 150)
-    assert auto.steering.controller == "guard"
-    assert not any(r.averaging_gains or r.time_gains or r.thermostat_factors for r in records)
+    assert [part.name for part in auto.controllers] == ["guard"]
+    assert not any("thermostat" in r.controllers for r in records)

@@ -1,0 +1,231 @@
+"""Steering by comparing replicas: the controller of the paper, and ours of the same kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hdet.checks import SAME_SETTINGS, check_keys, check_numbers
+from hdet.errors import IdenticalLossWarning, bad_argument
+from hdet.explore import Tunable
+from hdet.method.controller import (
+    Controller,
+    ControllerState,
+    auto_temperature,
+    floor_matching,
+    joint_signals,
+    log_update,
+    num_controlled_rounds,
+    paper_update,
+    softmax_weights,
+    weighted_deviation,
+)
+from hdet.records import RoundRecord
+from hdet.round_record import ComparingRecord
+from hdet.steering.port import Steering, Surroundings
+
+
+class ComparingSteering(Steering):
+    """A :class:`hdet.Controller` at work: it compares the replicas at every sync."""
+
+    name = "comparing"
+    kind = Controller
+    settings: Controller
+
+    def __init__(self, settings: Controller, around: Surroundings) -> None:
+        super().__init__(settings, around)
+        self._tunables = [tunable for tunable in self.values.tunables if not tunable.steered_by]
+        self._num_rounds = 0
+        if around.total_steps is not None:
+            self._num_rounds = num_controlled_rounds(settings.start, around.sync_every, around.total_steps)
+        self._require_work(around.total_steps)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._states: dict[str, ControllerState] = {}
+        self._decays: dict[str, float] = {}
+
+    def _require_work(self, total_steps: int | None) -> None:
+        """Raise if the controller could not do its work here."""
+        told, tunables = self.settings, self._tunables
+        if total_steps is not None and self._num_rounds < 1:
+            raise ValueError(
+                f"controller start must leave at least one round to train, got start={told.start} "
+                f"with sync_every={self.around.sync_every} and total_steps={total_steps}: "
+                "start earlier, sync more often, or leave the controller off"
+            )
+        missing = [tunable.name for tunable in tunables if tunable.floor is None]
+        if told.decay == "floor" and (total_steps is None or missing):
+            raise ValueError(
+                "decay='floor' needs total_steps and a floor for every hyperparameter, got "
+                f"total_steps={total_steps} and no floor for {missing}: "
+                "pass total_steps and floor=, or a number as decay"
+            )
+        incomparable = [tunable.name for tunable in tunables if tunable.changes_loss]
+        if incomparable and self.replicas.probe is None:
+            raise ValueError(
+                f"probe must be given to steer {incomparable}, got None: they change the loss itself, so the "
+                "replicas' training losses cannot be compared. Pass probe=hdet.Probe(batches, loss) with the "
+                "plain loss, or leave the controller off"
+            )
+        text = "the controller has nothing to compare {}: only its decay acts"
+        if not self.values.explores:
+            self.warn("nothing to compare", text.format("at spread 0"))
+        elif self.replicas.count == 1:
+            remedy = ". Train on several ranks, or with hdet.VirtualEnsemble"
+            self.warn("nothing to compare", text.format("with one replica") + remedy)
+
+    def begin(self, num_steps: int) -> None:
+        """Begin with the bases as the schedule has them."""
+        self._forget()
+
+    def sync(self, record: RoundRecord) -> bool:
+        """Turn the replicas' losses into a move of every base."""
+        section = ComparingRecord()
+        record.controllers[self.name] = section
+        if record.step >= self.settings.start and record.step % self.around.sync_every == 0:
+            self._compare(record, section)
+        section.velocity = {name: state.velocity for name, state in self._states.items()}
+        return False
+
+    def _compare(self, record: RoundRecord, section: ComparingRecord) -> None:
+        scores = record.probes or record.losses
+        compared = {
+            r: score for r, score in enumerate(scores) if score is not None and r not in record.excluded
+        }
+        if self.replicas.has_others and self.values.explores:
+            self._warn_if_silent(compared)
+        replicas, losses = list(compared), list(compared.values())
+        weights = [1 / len(replicas)] * len(replicas) if replicas else []
+        if self.settings.form == "paper":
+            if len(replicas) > 1:
+                temperature = self.settings.temperature
+                section.temperature = (
+                    auto_temperature(losses) if temperature == "auto" else float(temperature)
+                )
+                weights = softmax_weights(losses, section.temperature)
+            self._hold_bases(record, section, replicas, weights)
+        else:
+            self._correct_bases(record, section, replicas, losses)
+        section.weights = [0.0] * record.num_replicas
+        for r, weight in zip(replicas, weights, strict=True):
+            section.weights[r] = weight
+
+    def _hold_bases(
+        self,
+        record: RoundRecord,
+        section: ComparingRecord,
+        replicas: Sequence[int],
+        weights: Sequence[float],
+    ) -> None:
+        """Keep a base of the controller's own, as the paper does (eqs. 5-8)."""
+        for tunable in self._tunables:
+            name = tunable.name
+            state = self._states.get(name)
+            if state is None:  # begin with the base where the schedule has brought it
+                start = tunable.planned
+                if start <= 0:
+                    continue  # a schedule that begins at zero: not yet
+                state = ControllerState(start)
+                self._decays[name] = self._decay(tunable)
+            places = [record.positions[name][r] for r in replicas]
+            values = [state.base * rho for rho in tunable.multipliers(places)]
+            signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
+            moved = paper_update(
+                state,
+                signal,
+                momentum=self.settings.momentum,
+                step_size=self.settings.step_size,
+                decay=self._decays[name],
+            )
+            if moved.velocity == 0 and (signal or state.velocity):
+                section.limited[name] = "the base must stay above zero, so it was halved"
+            held = tunable.hold(tunable.inner(moved.base))
+            self._states[name] = ControllerState(tunable.inner(held), moved.velocity)
+            section.signal[name] = signal
+
+    def _correct_bases(
+        self, record: RoundRecord, section: ComparingRecord, replicas: Sequence[int], losses: Sequence[float]
+    ) -> None:
+        """Multiply the schedule by a correction, which is our form."""
+        # A tunable without width this round has no effect to estimate, and takes no part of the others'.
+        wide = [tunable for tunable in self._tunables if tunable.spread * tunable.share > 0]
+        columns = [[record.positions[tunable.name][r] for r in replicas] for tunable in wide]
+        signals = joint_signals(columns, losses) if len(replicas) > 1 else [0.0] * len(wide)
+        limit = math.log(self.settings.max_correction)
+        for tunable, signal in zip(wide, signals, strict=True):
+            name = tunable.name
+            state = log_update(
+                self._states.get(name, ControllerState(0.0)),
+                signal,
+                momentum=self.settings.momentum,
+                step_size=self.settings.step_size,
+                half_width=tunable.half_width,
+                max_log_correction=limit,
+            )
+            factor = math.exp(state.base)
+            allowed = tunable.set_factor(self.name, factor)
+            if allowed != factor:
+                state = ControllerState(math.log(allowed), state.velocity)
+                section.limited[name] = "its bounds"
+            elif abs(state.base) >= limit:
+                section.limited[name] = f"max_correction={self.settings.max_correction:g}"
+            if name in section.limited:
+                self._tell_of_limit(tunable, section.limited[name])
+            self._states[name] = state
+            section.signal[name] = signal
+
+    def went_back(self) -> None:
+        """Stop: what was seen is of weights that are gone."""
+        self._states = {name: ControllerState(state.base) for name, state in self._states.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save what it remembers of each hyperparameter: base, velocity and decay."""
+        moved = {name: [*state, self._decays.get(name, 0.0)] for name, state in self._states.items()}
+        return {"form": self.settings.form, "moved": moved}
+
+    def check_state(self, name: str, state: Any) -> None:
+        """See :class:`Steering`."""
+        check_keys(name, state, ("form", "moved"))
+        if state["form"] != self.settings.form:
+            raise bad_argument(f"{name} form", f"must be {self.settings.form!r}", repr(state["form"]), SAME_SETTINGS)
+        check_keys(f"{name} moved", state["moved"], ())
+        for hyperparameter, numbers in state["moved"].items():
+            check_numbers(f"{name} {hyperparameter}", numbers, 3)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint."""
+        self._forget()
+        for name, (base, velocity, decay) in state["moved"].items():
+            self._states[name] = ControllerState(base, velocity)
+            self._decays[name] = decay
+
+    def _tell_of_limit(self, tunable: Tunable, limit: str) -> None:
+        self.warn(
+            f"limit of {tunable.name}",
+            f"the controller has moved {tunable.name} to {tunable.base:.3g}, the limit of {limit}: a value "
+            "that runs away is seldom a good one. Score replicas on held-out data (probe=), or set bounds",
+        )
+
+    def _decay(self, tunable: Tunable) -> float:
+        if self.settings.decay != "floor":
+            return self.settings.decay
+        assert tunable.floor is not None, "checked when the ensemble was built"
+        return floor_matching(tunable.planned, tunable.floor, self._num_rounds)
+
+    def _warn_if_silent(self, compared: dict[int, float]) -> None:
+        if not compared:
+            self.warn(
+                "no losses",
+                "the controller saw no loss in this round: pass it, step(loss), or per micro-batch, "
+                "observe(loss)",
+            )
+        elif self.replicas.probe is None and len(compared) > 1 and len(set(compared.values())) == 1:
+            # (Scores on one probe may well be equal, to the last bit, once training has settled.)
+            self.warn(
+                "identical losses",
+                f"all replicas report the same loss ({next(iter(compared.values()))!r}), so the controller "
+                "cannot compare them: pass each replica's own loss, not an all-reduced one",
+                IdenticalLossWarning,
+            )

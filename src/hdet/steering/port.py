@@ -1,0 +1,176 @@
+"""The port of a controller at work: what an ensemble tells it, what it may move, and what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hdet.checks import check_keys
+from hdet.errors import WarnOnce
+from hdet.explore import ExploredValues, Hyperparameter, Tunable
+from hdet.records import RoundRecord
+from hdet.replicas import Replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Holds what every controller works with."""
+
+    values: ExploredValues
+    """Each tunable takes the controllers' factors."""
+    replicas: Replicas
+    """They are compared and scored, and their weights go back."""
+    warn: WarnOnce
+    """Tells the user, once."""
+    sync_every: int
+    total_steps: int | None
+
+
+class Steering:
+    """A controller at work. An ensemble has any number of them, and calls these methods.
+
+    It has a factor of its own on every tunable, a part of the saved state, and a section of the record, all
+    under its name. It reads nothing of other controllers. What it cannot work without stands in
+    :mod:`hdet.steering.needs`.
+
+    Args:
+        settings: what the user gave.
+        around: what it works with.
+    """
+
+    name: ClassVar[str]
+    """Names it in states and records."""
+    kind: ClassVar[type]
+    """Of its settings."""
+    explores: ClassVar[Sequence[Hyperparameter]] = ()
+    """What it moves that the user need not name."""
+    watches_steps: ClassVar[bool] = False
+    """It is told of every loss and of every step, for rounds of its own."""
+
+    def __init__(self, settings: Any, around: Surroundings) -> None:
+        self.settings = settings
+        self.around = around
+        self.values, self.replicas, self.warn = around.values, around.replicas, around.warn
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell in words what a summary of the values leaves out."""
+        return []
+
+    def try_out(self) -> None:
+        """Do once, before anything changes, what could fail late in the run."""
+
+    def begin(self, num_steps: int) -> None:
+        """Begin, or begin again, with the weights that replicas have now.
+
+        Args:
+            num_steps: optimizer steps so far.
+        """
+
+    def add_loss(self, loss: Any) -> None:
+        """Take the loss of a batch."""
+
+    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
+        """Called after every optimizer step, with the record where it was a sync. Collective."""
+
+    def sync(self, record: RoundRecord) -> bool:
+        """Decide at a sync, after replicas were measured and averaged. Tell whether earlier weights came back."""
+        return False
+
+    def went_back(self) -> None:
+        """Take note that another controller has put earlier weights back at this sync."""
+
+    def before_save(self) -> None:
+        """Gather what each replica holds a part of. Collective."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors on the CPU and numbers, the same on every replica after converging."""
+        return {}
+
+    def check_state(self, name: str, state: Any) -> None:
+        """Raise if :meth:`load_state_dict` could not load this; ``name`` begins the error."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint. It is called after :meth:`begin`."""
+
+    def move(self, tunables: Sequence[Tunable], factor: float) -> None:
+        """Multiply the base of these by a factor of its own."""
+        for tunable in tunables:
+            tunable.set_factor(self.name, factor)
+        self.values.refresh()
+
+
+class Controllers:
+    """All controllers of an ensemble at work, none, one or several of them.
+
+    Args:
+        each: in the order in which they decide.
+    """
+
+    def __init__(self, each: Sequence[Steering]) -> None:
+        self._each = each
+        self._watching = [one for one in each if one.watches_steps]
+
+    def __iter__(self) -> Iterator[Steering]:
+        return iter(self._each)
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    @property
+    def notes(self) -> list[str]:
+        """Tell what each has to tell."""
+        return [note for one in self._each for note in one.notes]
+
+    def begin(self, num_steps: int) -> None:
+        """Begin, or begin again."""
+        for one in self._each:
+            one.begin(num_steps)
+
+    def add_loss(self, loss: Any) -> None:
+        """Give it to those that watch every step."""
+        for one in self._watching:
+            one.add_loss(loss)
+
+    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
+        """Tell those that watch every step."""
+        for one in self._watching:
+            one.step_made(num_steps, record)
+
+    def sync(self, record: RoundRecord) -> bool:
+        """Let each decide. Where one puts earlier weights back, the others only take note of it."""
+        has_gone_back = False
+        for one in self._each:
+            if has_gone_back:
+                one.went_back()
+            else:
+                has_gone_back = one.sync(record)
+        return has_gone_back
+
+    def before_save(self) -> None:
+        """Let each gather what replicas hold in parts. Collective."""
+        for one in self._each:
+            one.before_save()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save what each remembers, by its name."""
+        return {one.name: one.state_dict() for one in self._each}
+
+    def check_state(self, state: Any) -> None:
+        """Raise if one could not load its part. One that was not there before begins anew."""
+        check_keys("state_dict controllers", state, ())
+        here = {one.name: one for one in self._each}
+        if unknown := sorted(set(state) - set(here)):
+            raise ValueError(
+                f"state_dict must be of a run with the controllers {sorted(here)}, got one that has "
+                f"{unknown}, too: build the ensemble with the controllers that it was saved with"
+            )
+        for name, part in state.items():
+            here[name].check_state(f"state_dict {name}", part)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint."""
+        for one in self._each:
+            if one.name in state:
+                one.load_state_dict(state[one.name])
