@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from hdet.replicas.tail import Tail, TailMean
-from hdet.steering.guard import GuardSteering
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 import hdet
 from hdet.replicas import copies
 from hdet.replicas.average import Averager
+from hdet.replicas.tail import Tail, TailMean
+from hdet.steering.guard import GuardSteering
 
 _SAVING = {f.__code__ for f in (Tail.hold_whole, Tail.state_dict, TailMean.state_dict)}
 _GATHER = {copies._gather_into.__code__}  # noqa: SLF001

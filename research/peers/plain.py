@@ -7,11 +7,11 @@ import math
 from functools import partial
 from typing import Any
 
-from hdet.replicas.tail import TailMean
 from torch import nn
 
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import Anneal, Recipe, one_cycle, tail_steps
+from hdet.replicas.tail import TailMean
 from research.peers.base import Job, Method, Trained, descend
 
 __all__ = ["METHODS", "TAIL_PLAN", "plain_model", "plain_run", "triangular"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from hdet.replicas.tail import TailMean
 from torch import Tensor, nn
 
 from hdet.lab.train.runner import evaluate
@@ -15,6 +14,7 @@ from hdet.method.recipe import Recipe, tail_steps
 from hdet.method.thermostat import Round, round_ends
 from hdet.replicas.losses import evaluating
 from hdet.replicas.probe import batch_statistics
+from hdet.replicas.tail import TailMean
 from research.peers.base import Diverged, Job, descend
 
 __all__ = ["NUM_SCORED", "Rounds", "train_run"]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hdet.replicas.tail import Tail
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,6 +24,9 @@ from hdet.auto import settings_of
 from hdet.method import reference
 from hdet.method.recipe import Recipe
 from hdet.method.thermostat import LAST
+from hdet.method.watches import ThermostatWatch
+from hdet.replicas.tail import Tail
+from hdet.round_record import ThermostatRecord
 from tests.helpers.models import Net, batch, predict
 from tests.helpers.replicas import run_replicas
 
@@ -57,7 +59,10 @@ class Run:
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         self.records = hdet.Records()
-        settings = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT[rank::world_size], loss_of)}
+        settings = {
+            "controllers": [hdet.Thermostat()],
+            "probe": hdet.Probe(HELD_OUT[rank::world_size], loss_of),
+        }
         settings |= {"total_steps": TOTAL, "model": model, "records": self.records}
         self.auto = hdet.AutoLR(self.optimizer, **settings | told)
 
@@ -72,7 +77,7 @@ class Run:
 
     @property
     def factors(self) -> list[float]:
-        return [factor for record in self.records for factor in record.controllers["thermostat"].factors]
+        return [factor for record in self.records for factor in record.section(ThermostatRecord).factors]
 
     @property
     def weights(self) -> list[Tensor]:
@@ -107,6 +112,12 @@ def referred(lr: float, spread: float = 0.0, num_replicas: int = 1) -> tuple[lis
         value = loss(leaf, training_batch(step - 1, replica, num_replicas))
         return value.item(), list(torch.autograd.grad(value, leaf))
 
+    watch = ThermostatWatch(
+        TOTAL,
+        peak=lr,
+        probe=lambda at: torch.stack([loss(at[0], data) for data in HELD_OUT]).mean().item(),
+        replicas_differ=spread > 0,
+    )
     trace = reference.train(
         [torch.cat([p.detach().flatten() for p in Net().parameters()])],
         gradient=gradient,
@@ -118,11 +129,9 @@ def referred(lr: float, spread: float = 0.0, num_replicas: int = 1) -> tuple[lis
         total_steps=TOTAL,
         names=["lr"],
         average_tail=recipe.average_tail,
-        thermostat_plan=reference.ThermostatPlan(
-            peak=lr, probe=lambda at: torch.stack([loss(at[0], data) for data in HELD_OUT]).mean().item()
-        ),
+        watches=[watch],
     )
-    return trace.factors, parts(trace.parameters[0][0])
+    return watch.factors, parts(trace.parameters[0][0])
 
 
 @pytest.mark.parametrize("sync_every", [None, 10, 64])
@@ -164,7 +173,7 @@ class VirtualRun:
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=lr)
         settings = settings_of(Recipe(total_steps=TOTAL), optimizer) | {"records": self.records}
         settings |= {"explore": [hdet.LearningRate(spread)], "probe": hdet.Probe(HELD_OUT, loss_of)}
-        settings["controller"] = [settings["controller"], hdet.Thermostat()]
+        settings["controllers"].append(hdet.Thermostat())
         self.ensemble = hdet.VirtualEnsemble(self.net, optimizer, loss_of, num_replicas=2, **settings | told)
 
     def train(self, end: int = TOTAL) -> VirtualRun:
@@ -299,7 +308,7 @@ def _sharded(rank: int, folder: str) -> tuple[list[float], list[float]]:
             optimizer.step()
             auto.step(loss)
         auto.converge()
-        return [factor for record in records for factor in record.controllers["thermostat"].factors]
+        return [factor for record in records for factor in record.section(ThermostatRecord).factors]
 
     def state_of(net: Any, optimizer: Any, auto: Any, _: Any) -> dict[str, Any]:
         model_state, optimizer_state = get_state_dict(net, optimizer)

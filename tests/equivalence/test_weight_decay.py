@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import hdet
 from hdet.method import reference
 from hdet.method.recipe import Recipe
+from hdet.method.watches import HeldOutDecayWatch
 from hdet.replicas.tensors import parameters_of
 from tests.helpers.models import predict
 from tests.helpers.replicas import run_replicas
@@ -80,11 +81,15 @@ def trained(rank: int = 0, world_size: int = 1, stop_at: int | None = None):
         loss.backward()
         optimizer.step()
         auto.step(loss)
-    looks = [(r.step, seen.slope, r.base["weight_decay"]) for r in records if (seen := r.controllers.get("weight_decay"))]
+    looks = [
+        (r.step, seen.slope, r.base["weight_decay"])
+        for r in records
+        if (seen := r.controllers.get("weight_decay"))
+    ]
     return [p.detach().clone() for p in net.parameters()], looks, (net, optimizer, auto)
 
 
-def referred() -> reference.Trace:
+def referred() -> tuple[reference.Trace, dict[int, float]]:
     recipe, start = Recipe(total_steps=TOTAL), [p.detach() for p in WideNet().parameters()]
 
     def gradient(parameters: list[Tensor], _: int, step: int) -> tuple[float, list[Tensor]]:
@@ -96,7 +101,10 @@ def referred() -> reference.Trace:
     def probe(parameters: list[Tensor]) -> list[float]:
         return [(predict(x, *parameters) - y).square().mean().item() for x, y in HELD_OUT]
 
-    return reference.train(
+    watch = HeldOutDecayWatch(
+        TOTAL, start=[DECAY, 0.0, DECAY, 0.0], peaks=[PEAK] * 4, sizes=[p.numel() for p in start], probe=probe
+    )
+    trace = reference.train(
         start,
         gradient=gradient,
         optimizer=reference.adam(),
@@ -107,19 +115,17 @@ def referred() -> reference.Trace:
         total_steps=TOTAL,
         names=["w1", "b1", "w2", "b2"],
         average_tail=recipe.average_tail,
-        decay_plan=reference.HeldOutDecay(
-            start=[DECAY, 0.0, DECAY, 0.0], peaks=[PEAK] * 4, sizes=[p.numel() for p in start], probe=probe
-        ),
+        watches=[watch],
     )
+    return trace, {step: decays[0] for step, decays in watch.decays_after.items()}
 
 
 @pytest.mark.filterwarnings("ignore:the probe has")
 def test_one_device_equals_the_reference():
     parameters, looks, _ = trained()
-    trace = referred()
+    trace, decays = referred()
     for mine, expected in zip(parameters, trace.parameters[0], strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-11)
-    decays = {r.step: d[0] for r, d in zip(trace.rounds, trace.weight_decays, strict=True)}
     assert [base for _, _, base in looks] == pytest.approx([decays[step] for step, _, _ in looks], rel=1e-9)
     assert [step for step, _, _ in looks] == list(range(40, 181, 10))
     assert looks[-1][2] > 1.5 * DECAY  # it fits noise, so there is something to find
@@ -297,7 +303,11 @@ def _sharded(rank: int, layout: str) -> list[tuple[int, float, float]]:
         loss.backward()
         optimizer.step()
         auto.step(loss)
-    return [(r.step, seen.slope, r.base["weight_decay"]) for r in records if (seen := r.controllers.get("weight_decay"))]
+    return [
+        (r.step, seen.slope, r.base["weight_decay"])
+        for r in records
+        if (seen := r.controllers.get("weight_decay"))
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:the probe has")

@@ -61,7 +61,11 @@ def held_out() -> DataLoader[Any]:
 
 
 def exploring(records: hdet.Records | None = None, **changes: Any) -> LearningRateSearch:
-    settings: dict[str, Any] = {"controllers": [hdet.HeldOutWeightDecay()], "probe": held_out(), "search": False}
+    settings: dict[str, Any] = {
+        "controllers": [hdet.HeldOutWeightDecay()],
+        "probe": held_out(),
+        "search": False,
+    }
     return LearningRateSearch(records=records, **(settings | changes))
 
 

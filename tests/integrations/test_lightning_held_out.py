@@ -102,7 +102,10 @@ def test_held_out_batches_have_the_precision_of_the_run():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"controllers": [hdet.HeldOutWeightDecay()]}, "probe must be given for a HeldOutWeightDecay, got None"),
+        (
+            {"controllers": [hdet.HeldOutWeightDecay()]},
+            "probe must be given for a HeldOutWeightDecay, got None",
+        ),
         ({"explore": hdet.WeightDecay(), "probe": []}, "explore must be a list of hyperparameters"),
         ({"probe": torch.zeros(3)}, "probe must be held-out batches"),
         ({"probe": "val"}, "probe must be held-out batches"),

@@ -97,7 +97,10 @@ def test_a_loss_of_ones_own_scores_the_probe_too(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"controllers": [hdet.HeldOutWeightDecay()]}, "probe must be given for a HeldOutWeightDecay, got None"),
+        (
+            {"controllers": [hdet.HeldOutWeightDecay()]},
+            "probe must be given for a HeldOutWeightDecay, got None",
+        ),
         ({"explore": hdet.WeightDecay(), "probe": []}, "explore must be a list of hyperparameters"),
         ({"probe": "eval"}, "probe must be held-out batches"),
     ],

@@ -462,7 +462,11 @@ def test_a_search_that_cannot_tell_says_so_in_the_log(caplog):
             "batches must be a DataLoader or a list of batches.* got None",
         ),
         ({"probe": [torch.zeros(0, 3)]}, ValueError, "batches must hold at least one example, got none"),
-        ({"probe": torch.zeros(2, 3)}, TypeError, r"probe must be an hdet\.Probe, held-out batches .* write \[batch\]"),
+        (
+            {"probe": torch.zeros(2, 3)},
+            TypeError,
+            r"probe must be an hdet\.Probe, held-out batches .* write \[batch\]",
+        ),
     ],
 )
 def test_a_search_names_what_is_wrong(wrong: dict, error: type[Exception], words: str):

@@ -3,8 +3,8 @@
 from hdet.errors import HdetError, install_command
 
 try:
-    from hdet.jax.held_out_decay import HeldOutWeightDecay, HeldOutWeightDecayState
     from hdet.jax.find import find_lr
+    from hdet.jax.held_out_decay import HeldOutWeightDecay, HeldOutWeightDecayState
     from hdet.jax.mesh_ensemble import Ensemble, warm_start
     from hdet.jax.optax_state import AutoLRState, EnsembleState
     from hdet.jax.schedule_and_tail import auto_lr, eval_params

@@ -69,7 +69,9 @@ def find_lr(
         is_right = callable(function) or (name == "score_fn" and function is None)
         require_kind(f"{name} must be a function {name}(params, batch)", function, is_right)
     if probe is not None:
-        is_data = isinstance(probe, Iterable) and not (isinstance(probe, (tuple, dict)) or hasattr(probe, "shape"))
+        is_data = isinstance(probe, Iterable) and not (
+            isinstance(probe, (tuple, dict)) or hasattr(probe, "shape")
+        )
         require_kind("probe must be a list of held-out batches or None", probe, is_data, "write [batch]")
     tracer = jax.core.Tracer  # pyright: ignore[reportAttributeAccessIssue]
     if any(isinstance(leaf, tracer) for leaf in jax.tree.leaves(params)):

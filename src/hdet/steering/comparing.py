@@ -189,7 +189,9 @@ class ComparingSteering(Steering):
         """See :class:`Steering`."""
         check_keys(name, state, ("form", "moved"))
         if state["form"] != self.settings.form:
-            raise bad_argument(f"{name} form", f"must be {self.settings.form!r}", repr(state["form"]), SAME_SETTINGS)
+            raise bad_argument(
+                f"{name} form", f"must be {self.settings.form!r}", repr(state["form"]), SAME_SETTINGS
+            )
         check_keys(f"{name} moved", state["moved"], ())
         for hyperparameter, numbers in state["moved"].items():
             check_numbers(f"{name} {hyperparameter}", numbers, 3)

@@ -600,8 +600,16 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ),
         ({"scheduler": 3}, TypeError, r"scheduler must have a step\(\) method"),
         ({"model": 3}, TypeError, "model must be"),
-        ({"controllers": "log"}, TypeError, r"controllers must be a list of controllers, got 'log' .*: such as \["),
-        ({"controllers": [hdet.Guard]}, TypeError, r"controllers must hold controllers \(hdet\.Controller\(\), "),
+        (
+            {"controllers": "log"},
+            TypeError,
+            r"controllers must be a list of controllers, got 'log' .*: such as \[",
+        ),
+        (
+            {"controllers": [hdet.Guard]},
+            TypeError,
+            r"controllers must hold controllers \(hdet\.Controller\(\), ",
+        ),
         ({"total_steps": -1}, ValueError, "total_steps"),
         ({"seed": 1.5}, TypeError, "seed"),
         ({"records": []}, TypeError, "records must have a write"),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hdet.replicas.tail import TailMean
 from torch import nn
 
 import hdet
 from hdet.method.recipe import tail_steps
+from hdet.replicas.tail import TailMean
 
 
 def build(total_steps: int | None = 10, **settings: Any) -> tuple[nn.Module, Any, hdet.Ensemble]:

@@ -123,9 +123,7 @@ def test_a_bad_replica_is_left_out_and_healed() -> None:
 def test_replicas_are_compared_by_the_probe() -> None:
     records = hdet.Records()
     probe_data = torch.ones(2, 3)
-    ensemble = build(
-        nn.Linear(3, 2), records=records, controllers=[hdet.Controller()], probe=[probe_data]
-    )
+    ensemble = build(nn.Linear(3, 2), records=records, controllers=[hdet.Controller()], probe=[probe_data])
     for _ in range(3):
         ensemble.step(batches=[torch.randn(5, 3) for _ in range(4)])
     assert len(set(records[0].probes)) == 4

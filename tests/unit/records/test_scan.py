@@ -61,7 +61,10 @@ def test_broken_lines_are_skipped_and_blank_ones_ignored(tmp_path: Path) -> None
         ({"base": [0.1]}, "base must be numbers by name"),
         ({"values": {"lr": 0.1}}, "values must be lists of numbers by name"),
         ({"ends_round": 1}, "ends_round must be true or false"),
-        ({"controllers": {"comparing": {"temperature": "hot"}}}, "comparing.temperature must be a number or null"),
+        (
+            {"controllers": {"comparing": {"temperature": "hot"}}},
+            "comparing.temperature must be a number or null",
+        ),
         ({"excluded": {"1": 5}}, "excluded must be reasons"),
         ({"excluded": {"one": "why"}}, "invalid literal"),
         ({"controllers": {"guard": {"num_brakes": -1}}}, "guard.num_brakes must be a whole number"),

@@ -83,7 +83,9 @@ def test_scalars_by_hand() -> None:
                 ),
                 "guard": GuardRecord(num_brakes=1),
                 "weight_decay": WeightDecayRecord(held_out_loss=0.7, slope=-0.25, slope_error=0.1),
-                "thermostat": ThermostatRecord(averaging_gains=[None, 0.5], time_gains=[None], factors=[1, 2.0]),
+                "thermostat": ThermostatRecord(
+                    averaging_gains=[None, 0.5], time_gains=[None], factors=[1, 2.0]
+                ),
             },
             base={"lr.head": 0.1},
             correction={"lr.head": 1.25},

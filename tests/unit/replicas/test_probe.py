@@ -21,7 +21,12 @@ X, Y = torch.randn(200, 3), torch.randn(200, 1)
 
 
 def looking_at(optimizer: torch.optim.Optimizer, model: nn.Module, probe: Any, **told: Any) -> hdet.AutoLR:
-    settings = {"total_steps": 100, "model": model, "controllers": [hdet.HeldOutWeightDecay()], "probe": probe}
+    settings = {
+        "total_steps": 100,
+        "model": model,
+        "controllers": [hdet.HeldOutWeightDecay()],
+        "probe": probe,
+    }
     return hdet.AutoLR(optimizer, **settings | told)
 
 

@@ -75,5 +75,7 @@ def test_a_base_that_had_to_be_halved_is_in_the_records():
     )
     for _ in range(3):
         ensemble.step(torch.ones(4, 3))
-    assert any("must stay above zero" in record.controllers["comparing"].limited.get("lr", "") for record in records)
+    assert any(
+        "must stay above zero" in record.controllers["comparing"].limited.get("lr", "") for record in records
+    )
     assert all(record.base["lr"] > 0 for record in records)

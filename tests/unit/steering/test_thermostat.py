@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hdet.steering.thermostat import ThermostatSteering
 from torch import nn
 
 import hdet
 from hdet.method.thermostat import FOUND, GUESS, LAST, Round, ThermostatState
+from hdet.steering.thermostat import ThermostatSteering
 from tests.helpers.models import Net, batch
 
 HELD_OUT = [batch(k, 0, seed=5) for k in range(32)]
@@ -25,7 +25,11 @@ def loss_of(model: nn.Module, data: Any) -> torch.Tensor:
 def auto_of(lr: float = 0.01, model: nn.Module | None = None, **told: Any) -> hdet.AutoLR:
     model = Net() if model is None else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    settings = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT, loss_of), "total_steps": 400}
+    settings = {
+        "controllers": [hdet.Thermostat()],
+        "probe": hdet.Probe(HELD_OUT, loss_of),
+        "total_steps": 400,
+    }
     return hdet.AutoLR(optimizer, model=model, **settings | told)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 import torch
@@ -22,16 +21,25 @@ def probe_of(size: int = 200) -> hdet.Probe:
 
 
 def auto_of(optimizer: torch.optim.Optimizer, model: nn.Module | None, **told) -> hdet.AutoLR:
-    settings = {"total_steps": 100, "model": model, "controllers": [hdet.HeldOutWeightDecay()], "probe": probe_of()}
+    settings = {
+        "total_steps": 100,
+        "model": model,
+        "controllers": [hdet.HeldOutWeightDecay()],
+        "probe": probe_of(),
+    }
     return hdet.AutoLR(optimizer, **settings | told)
 
 
 def test_a_probe_is_needed_and_a_bare_function_is_not_enough():
     model = nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with pytest.raises(ValueError, match=r"probe must be an hdet\.Probe for a HeldOutWeightDecay, got None: only"):
+    with pytest.raises(
+        ValueError, match=r"probe must be an hdet\.Probe for a HeldOutWeightDecay, got None: only"
+    ):
         auto_of(optimizer, model, probe=None)
-    with pytest.raises(TypeError, match=r"probe must be an hdet\.Probe or None, got .*function.*: write hdet"):
+    with pytest.raises(
+        TypeError, match=r"probe must be an hdet\.Probe or None, got .*function.*: write hdet"
+    ):
         auto_of(optimizer, model, probe=lambda: 1.0)
     assert optimizer.param_groups[0]["lr"] == 0.01
     with pytest.raises(ValueError, match=r"model must be given with a probe, got None"):
@@ -111,7 +119,9 @@ def test_controllers_side_by_side_are_of_different_kinds():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with pytest.raises(ValueError, match="controllers must name each kind once"):
         hdet.Ensemble(optimizer, total_steps=10, controllers=[hdet.Guard(), hdet.Guard()])
-    with pytest.raises(TypeError, match=r"controllers must hold controllers \(hdet\.Controller\(\), hdet\.Guard"):
+    with pytest.raises(
+        TypeError, match=r"controllers must hold controllers \(hdet\.Controller\(\), hdet\.Guard"
+    ):
         hdet.Ensemble(optimizer, total_steps=10, controllers=["guard"])  # pyright: ignore[reportArgumentType]
 
 
@@ -128,7 +138,9 @@ def test_a_checkpoint_without_exploration_goes_on_with_it_and_back(caplog):
         exploring.load_state_dict(plain.state_dict())  # what is explored must be the same, as everywhere
     assert set(exploring.state_dict()["controllers"]) == {"guard", "weight_decay"}
     exploring.controllers.check_state(plain.state_dict()["controllers"])
-    with pytest.raises(ValueError, match=r"controllers \['guard'\], got one that has \['weight_decay'\], too"):
+    with pytest.raises(
+        ValueError, match=r"controllers \['guard'\], got one that has \['weight_decay'\], too"
+    ):
         plain.controllers.check_state(exploring.state_dict()["controllers"])
 
 

@@ -27,7 +27,9 @@ def test_a_warning_has_a_remedy_that_the_command_has(monkeypatch):
     probe = hdet.Probe([torch.zeros(2, 1)], lambda model, batch: model(batch).mean())
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     with pytest.warns(HdetWarning) as caught:
-        hdet.AutoLR(decayed, total_steps=100, model=model, controllers=[hdet.HeldOutWeightDecay()], probe=probe)
+        hdet.AutoLR(
+            decayed, total_steps=100, model=model, controllers=[hdet.HeldOutWeightDecay()], probe=probe
+        )
         hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(0.5)], sync_every=2)
     few, none = (warnings.formatwarning(one.message, one.category, "a.py", 3) for one in caught[:2])
     assert few.endswith("chance. Leave --find-decay out, or use a task with a larger probe_batch()\n")

@@ -38,7 +38,9 @@ def test_a_run_whose_replicas_differed():
         ramp=[],
         trials=[[0.01, 1.0]] * 8,
     )
-    lines = lines_of(records=records, search=search, result={"seconds": 1.0}, config={"controllers": ("guard",)})
+    lines = lines_of(
+        records=records, search=search, result={"seconds": 1.0}, config={"controllers": ("guard",)}
+    )
     assert lines == [
         ("search", "8 trials, 46 steps: found 0.01 from 1e-3"),
         ("fan-out", "2 replicas, lr x0.9 to x1.1, weight_decay x0.5 to x1.5, 10 rounds"),
