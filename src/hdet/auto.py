@@ -91,9 +91,9 @@ class AutoLR(Ensemble):
         spread: half-width of the replicas' learning rates around the schedule; 0 keeps replicas equal, and
             splits what hdet keeps of the parameters between them. The paper has 1/9.
         explore: further hyperparameters in which replicas differ.
-        controllers: what steers beside the guard. ``hdet.Thermostat()`` moves the learning rate until its peak, and
-            ``hdet.HeldOutWeightDecay()`` the weight decay. Both need a probe. See also :class:`hdet.Ensemble`. An
-            ``hdet.Guard`` among them takes the place of the recipe's.
+        controllers: what steers beside the guard. ``hdet.Thermostat()`` moves the learning rate until its
+            peak, and ``hdet.HeldOutWeightDecay()`` the weight decay. Both need a probe. See also
+            :class:`hdet.Ensemble`. An ``hdet.Guard`` among them takes the place of the recipe's.
         probe: held-out data, ``hdet.Probe(batches, loss)``.
         sync_every: steps per round, and between two looks of the guard; None for a good number.
         records: takes a record of every round, such as ``hdet.Records("records.jsonl")``.
@@ -169,8 +169,8 @@ class AutoLR(Ensemble):
             warn(
                 "the probe is not used, because replicas are equal and no controller looks at it",
                 argument="probe",
-                remedy="pass controllers=[hdet.Thermostat(), hdet.HeldOutWeightDecay()], one or both, or leave "
-                "the probe out",
+                remedy="pass controllers=[hdet.Thermostat(), hdet.HeldOutWeightDecay()], one or both, or "
+                "leave the probe out",
             )
         if found is not None and self.replicas.is_writer:
             found.warn_of_other_length(total_steps)

@@ -67,7 +67,7 @@ class WeightDecayRecord:
 
 @dataclass(kw_only=True)
 class ThermostatRecord:
-    """Holds what an :class:`hdet.Thermostat` saw and decided, an entry for each of its rounds since the last record."""
+    """Holds what an :class:`hdet.Thermostat` saw and decided, for each of its rounds since the last one."""
 
     name: ClassVar = "thermostat"
     averaging_gains: list[float | None] = field(default_factory=list)

@@ -48,8 +48,8 @@ class Ensemble(Parts):
         sync_every: steps per round, T.
         controllers: what moves the base, a list of any of these. :class:`hdet.Controller` compares replicas,
             :class:`hdet.Guard` goes back where a run collapses, and :class:`hdet.Thermostat` and
-            :class:`hdet.HeldOutWeightDecay` look at the probe. Each multiplies the base by a factor of its own.
-            Without any the base follows the schedule.
+            :class:`hdet.HeldOutWeightDecay` look at the probe. Each multiplies the base by a factor of its
+            own. Without any the base follows the schedule.
         total_steps: length of training, S; taken from the scheduler if it has one. The last step is a
             sync, so that all replicas end with the same parameters.
         replicas: the process group that joins the replicas; None for the world, or for this process
@@ -72,9 +72,9 @@ class Ensemble(Parts):
             replicas end a round with different ones (gradients are local, a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
             Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
-        probe: an :class:`hdet.Probe`, data that is the same for every replica. Where replicas differ it scores
-            them at each sync before converging, instead of their training losses, with gradients off and
-            ``model`` in evaluation mode. Some controllers look at it.
+        probe: an :class:`hdet.Probe`, data that is the same for every replica. Where replicas differ it
+            scores them at each sync before converging, instead of their training losses, with gradients off
+            and ``model`` in evaluation mode. Some controllers look at it.
         patience: seconds that replicas wait for a missing one at a sync before they ask which it is. The log
             says it after about twice as long, and after ten times as long they raise.
         average_tail: share of the run, at its end, whose parameters are averaged over time, in one more copy
@@ -212,11 +212,10 @@ class Ensemble(Parts):
         if self.count(loss, skipped=skipped):
             # After the last step there is nothing to plan for, and a schedule would go beyond its curve.
             is_over = self.total_steps is not None and self.num_steps >= self.total_steps
-            has_next = self.scheduler is not None and not is_over
-            self.follow(self.scheduler.step if has_next else None)
+            self.follow(None if self.scheduler is None or is_over else self.scheduler.step)
 
     def count(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> bool:
-        """Do the first half of :meth:`step`: take the loss, count, and sync if it is time. Tell if it counts."""
+        """Do the first half of :meth:`step`: take the loss, count, sync if it is time. Tell if it counts."""
         self._require_open("step()")
         if loss is not None:
             self.observe(loss)

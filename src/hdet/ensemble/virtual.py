@@ -37,8 +37,8 @@ class VirtualEnsemble(Closing):
         join_equal: while replicas do not differ (no spread, one shared gradient), compute them as one, on all
             their batches joined along the first dimension. The same mean gradient where the loss is a mean
             over examples and the batches have one size, at a fraction of the time; not with BatchNorm.
-        probe: an :class:`hdet.Probe`, or held-out batches that become one with ``loss``. It scores each replica
-            at every sync, if they differ.
+        probe: an :class:`hdet.Probe`, or held-out batches that become one with ``loss``. It scores each
+            replica at every sync, if they differ.
         **settings: everything else that :class:`hdet.Ensemble` takes.
 
     >>> import torch

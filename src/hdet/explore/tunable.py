@@ -16,9 +16,9 @@ class Tunable:
     """One explored scalar: its slots, its spread, and what controllers have made of it.
 
     The base is the scheduled value times a correction, the product of the factors of all controllers. Each
-    writes its own factor and reads no other's. A controller of the paper's form holds a value of its own in the
-    place of the scheduled one. Several slots of one tunable share its multiplier and move in proportion. Where
-    the slots are complements (a momentum), all of this applies to one minus the value.
+    writes its own factor and reads no other's. A controller of the paper's form holds a value of its own in
+    the place of the scheduled one. Several slots of one tunable share its multiplier and move in proportion.
+    Where the slots are complements (a momentum), all of this applies to one minus the value.
     """
 
     name: str

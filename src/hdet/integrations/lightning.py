@@ -19,8 +19,10 @@ from hdet.explore import Hyperparameter, LearningRate
 from hdet.integrations.arguments import require_steering
 from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready, training_loss, unseen
 from hdet.records import RecordSink
+from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
+from hdet.steering.needs import AnyController
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +51,8 @@ class LearningRateSearch(_Callback):
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before a validation, and before a checkpoint is saved.
         explore: further hyperparameters in which ranks differ.
-        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``. Both
-            need a probe.
+        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``.
+            Both need a probe.
         probe: held-out batches, such as a DataLoader. They are scored by the loss of ``training_step``, in
             evaluation mode, and nothing else sees it. An :class:`hdet.Probe` has a loss of its own. On
             several ranks give each its part of the data, or all of it to every rank.

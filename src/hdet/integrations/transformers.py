@@ -22,6 +22,7 @@ from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
 from hdet.search.with_torch import find_lr
+from hdet.steering.needs import AnyController
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -51,8 +52,8 @@ class HdetCallback(TrainerCallback):
         spread: half-width of the ranks' learning rates around the schedule, as in :class:`hdet.AutoLR`. Ranks
             are averaged every ``sync_every`` steps, before an evaluation, and before a checkpoint is saved.
         explore: further hyperparameters in which ranks differ.
-        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``. Both
-            need a probe.
+        controllers: as in :class:`hdet.AutoLR`, such as ``[hdet.Thermostat(), hdet.HeldOutWeightDecay()]``.
+            Both need a probe.
         probe: held-out batches, such as ``trainer.get_eval_dataloader()``, which gives each rank its part.
             They are scored by ``loss``, in evaluation mode. An :class:`hdet.Probe` has a loss of its own.
         sync_every: steps per round, and between looks of the guard; None for a good number.

@@ -65,7 +65,8 @@ class Ensemble:
     """The plan of the learning rate, a function of the steps so far. Its value multiplies the learning rate
     that the optimizer was built with. None for a constant."""
     controllers: Sequence[rules.Controller] = ()
-    """What moves the shared values: ``[hdet.Controller(form="paper", ...)]``. Without one they follow the plan."""
+    """What moves the shared values: ``[hdet.Controller(form="paper", ...)]``. Without one they follow the
+    plan."""
     gradients: Literal["shared", "local"] = "shared"
     """``"shared"`` where you average gradients over the axis, as in the paper. With ``"local"`` ones
     :meth:`converge` averages what the optimizer keeps too."""

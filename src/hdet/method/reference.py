@@ -2,8 +2,8 @@
 
 This is the specification. The engines for real processes and for one device are tested against it,
 value by value. It is written for reading, not for speed, and runs on anything that has arithmetic:
-plain floats in the example below, torch tensors in the tests. Controllers that do not compare replicas watch it
-from outside: :mod:`hdet.method.watches`.
+plain floats in the example below, torch tensors in the tests. Controllers that do not compare replicas watch
+it from outside: :mod:`hdet.method.watches`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ _CLOSED_GAP = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutWeightDecay:
-    """Move the weight decay by what held-out data says. Replicas stay equal, and it needs an :class:`hdet.Probe`.
+    """Move the weight decay by what held-out data says.
+
+    Replicas stay equal, and it needs an :class:`hdet.Probe`.
 
     >>> HeldOutWeightDecay(interval=0.6)
     Traceback (most recent call last):
@@ -52,8 +54,8 @@ class HeldOutWeightDecay:
     interval: float = 0.05
     """Share of the run between two looks at the probe."""
     start: Literal["auto"] | None = None
-    """``"auto"`` begins at 5 / (learning rate x steps), a good value on data that repeats. None begins at what
-    the optimizer has."""
+    """``"auto"`` begins at 5 / (learning rate x steps), a good value on data that repeats. None begins at
+    what the optimizer has."""
 
     def __post_init__(self) -> None:
         require_number("interval", self.interval, above=0, at_most=0.5)

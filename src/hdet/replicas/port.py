@@ -65,8 +65,6 @@ class Replicas(Protocol):
     """Tells whether there is more than one that can be compared and averaged."""
     probe: Probe | None
     """They are scored on it."""
-    model: nn.Module | None
-    """The user's, if it is known."""
     is_sharded: bool
     """Tells whether a process holds a part of a replica. Checkpoints then have the same entries at all steps:
     ``torch.distributed.checkpoint`` loads into those that are there."""
@@ -74,6 +72,10 @@ class Replicas(Protocol):
     """Tells whether tensors as of :meth:`weights` have a row for each replica that is computed here."""
     needs_syncs: bool
     """Tells whether syncs are wanted even where nothing is explored or steered."""
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The user's, if it is known."""
 
     @property
     def bytes_sent(self) -> int:

@@ -67,8 +67,8 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         model_sync_interval: steps between syncs.
         auto_lr_warmup_steps: step from which the controller acts.
         enable_auto_lr: whether there is a controller.
-        loss_scale: softness of the replicas' weights (the paper states 0.1, its code uses 0.002), or ``"auto"``
-            for the spread of their losses.
+        loss_scale: softness of the replicas' weights (the paper states 0.1, its code uses 0.002), or
+            ``"auto"`` for the spread of their losses.
         lr_of_lr: step size of the controller.
         momentum_of_lr: momentum of the controller.
         rank: which replica this is, where torch.distributed is not running.
@@ -76,9 +76,9 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         decay: per-round decay of the controller. ``"floor"`` ends at the schedule's own floor;
             ``"equation8"`` is the printed rule, which *raises* the learning rate at torch's defaults;
             or a number.
-        **options: what :class:`hdet.Ensemble` takes besides: ``model``, ``controllers`` instead of the paper's,
-            ``probe``, ``records``, ``replicas``, ``seed``, ``average_tail`` and others. With a tail let the plan
-            end higher: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
+        **options: what :class:`hdet.Ensemble` takes besides: ``model``, ``controllers`` instead of the
+            paper's, ``probe``, ``records``, ``replicas``, ``seed``, ``average_tail`` and others. With a tail
+            let the plan end higher: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
     """
 
     _ensemble: Ensemble | None = None
@@ -128,11 +128,11 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                 f"rank must be below world_size={world_size}, got {rank}: leave both out, they are taken "
                 "from torch.distributed"
             )
-        controllers = list(controllers_of(options.pop("controllers", ())))
+        controllers = list(controllers_of(options.get("controllers", ())))
         if enable_auto_lr and any(isinstance(one, Controller) for one in controllers):
             raise ValueError(
-                "enable_auto_lr must be False where controllers has an hdet.Controller, got True: it stands for "
-                "the paper's controller; leave out either"
+                "enable_auto_lr must be False where controllers has an hdet.Controller, got True: it stands "
+                "for the paper's controller; leave out either"
             )
         require_number_or_choice("decay", decay, ("floor", "equation8"), below=1)
         require_number_or_choice("loss_scale", loss_scale, ("auto",), above=0)
@@ -168,6 +168,7 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                 decay=decay,
             )
             controllers.append(paper)
+        options["controllers"] = controllers
         if options.get("replicas") is None:
             options["replicas"] = ReplicaGroup.of(None, fallback_index=rank, fallback_count=world_size)
 
@@ -191,7 +192,6 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                 wrapped,
                 explore=[LearningRate(ensemble_lr_spread_ratio, floor=floor)],
                 sync_every=model_sync_interval,
-                controllers=controllers,
                 total_steps=total_steps,
                 **options,
             )

@@ -78,8 +78,8 @@ def find_lr(
         batches: training batches of this rank, such as a DataLoader. Their first dimension holds examples.
         loss: ``loss(model, batch)``, which returns a scalar tensor.
         total_steps: length of the run in optimizer steps, without those of the search.
-        probe: held-out data that trials are scored on by ``loss``: an :class:`hdet.Probe`, which the run can be
-            steered by afterwards, or batches. Without it, the first few training batches are set aside.
+        probe: held-out data that trials are scored on by ``loss``: an :class:`hdet.Probe`, which the run can
+            be steered by afterwards, or batches. Without it, the first few training batches are set aside.
         clip_norm: give it if your loop clips gradients to this norm.
         replicas: the process group of the ranks that train together; None for all of them. For a sharded
             model see :class:`hdet.Ensemble`.

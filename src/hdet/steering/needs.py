@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hdet.checks import shown
@@ -27,7 +27,7 @@ class Facts:
     sync_every: int
     gradients: str
     has_probe: bool
-    merge: Merge = MeanMerge()
+    merge: Merge = field(default_factory=MeanMerge)
     explores: bool = False
     """Replicas differ in something."""
     has_learning_rate: bool = True
@@ -93,8 +93,8 @@ NEEDS: dict[type, tuple[Need, ...]] = {
             lambda facts: not (facts.merge.has_state or facts.merge.stays_apart),
             "must remember nothing and leave replicas equal beside a Guard",
             lambda facts: repr(facts.merge),
-            "the Guard would put weights back, but not what the merge rule remembers. Leave the Guard out, or "
-            "use another rule",
+            "the Guard would put weights back, but not what the merge rule remembers. Leave the Guard out, "
+            "or use another rule",
         ),
     ),
     Thermostat: (
@@ -104,8 +104,8 @@ NEEDS: dict[type, tuple[Need, ...]] = {
             lambda facts: facts.gradients == "shared",
             "must be 'shared' for a Thermostat",
             lambda facts: repr(facts.gradients),
-            "what averaging gains was measured where replicas train with their mean gradient. Leave gradients "
-            "out, or the Thermostat",
+            "what averaging gains was measured where replicas train with their mean gradient. Leave "
+            "gradients out, or the Thermostat",
         ),
         Need(
             "sync_every",
@@ -167,10 +167,9 @@ def controllers_of(controllers: Any) -> tuple[AnyController, ...]:
     TypeError: controllers must be a list of controllers, got Guard(...: write controllers=[hdet.Guard()]
     """
     kinds = ", ".join(f"hdet.{kind.__name__}()" for kind in NEEDS)
-    is_list = isinstance(controllers, Sequence) and not isinstance(controllers, str)
-    one = controllers if isinstance(controllers, type) else type(controllers)
-    write = f"write controllers=[hdet.{one.__name__}()]" if one in NEEDS else f"such as [{kinds}]"
-    if not is_list:
+    if isinstance(controllers, str) or not isinstance(controllers, Sequence):
+        one = controllers if isinstance(controllers, type) else type(controllers)
+        write = f"write controllers=[hdet.{one.__name__}()]" if one in NEEDS else f"such as [{kinds}]"
         raise bad_argument(
             "controllers", "must be a list of controllers", shown(controllers), write, kind=TypeError
         )
@@ -192,7 +191,7 @@ def require_apart(controllers: Sequence[AnyController], values: ExploredValues) 
     both = [t.name for t in values.learning_rates if comparing.form == "paper" or t.spread > 0]
     if both:
         raise ValueError(
-            f"controllers must not hold both an hdet.Controller and an hdet.Thermostat here, got {both} to be "
-            "moved by both: leave one out, or give the learning rate no spread: hdet.LearningRate(spread=0)"
-            + (" and form='log'" if comparing.form == "paper" else "")
+            "controllers must not hold both an hdet.Controller and an hdet.Thermostat here, got "
+            f"{both} to be moved by both: leave one out, or give the learning rate no spread: "
+            "hdet.LearningRate(spread=0)" + (" and form='log'" if comparing.form == "paper" else "")
         )

@@ -75,7 +75,7 @@ class Steering:
         """Called after every optimizer step, with the record where it was a sync. Collective."""
 
     def sync(self, record: RoundRecord) -> bool:
-        """Decide at a sync, after replicas were measured and averaged. Tell whether earlier weights came back."""
+        """Decide at a sync, after replicas were measured and averaged. Tell if earlier weights came back."""
         return False
 
     def went_back(self) -> None:

@@ -43,11 +43,11 @@ _WIDTH = len(Round._fields) + 3
 
 
 class ThermostatSteering(Steering):
-    """An :class:`hdet.Thermostat` at work. It has rounds of its own, a fortieth of the run each, until the last.
+    """An :class:`hdet.Thermostat` at work.
 
-    The mean of a round's weights is a :class:`Tail` of its own, which begins again in every round. Where
-    replicas differ, its rounds end at syncs: there all hold their mean, and the means of the rounds are
-    averaged, too.
+    It has rounds of its own, a fortieth of the run each, until the last. The mean of a round's weights is a
+    :class:`Tail` of its own, which begins again in every round. Where replicas differ, its rounds end at
+    syncs: there all hold their mean, and the means of the rounds are averaged, too.
     """
 
     name = "thermostat"

@@ -90,10 +90,10 @@ class RunConfig:
 
     See :func:`hdet.find_lr`."""
     controllers: tuple[str, ...] = ("guard",)
-    """What steers, with commas between. thermostat: what averaging gains moves the LR. held_out_weight_decay:
-    held-out data moves the weight decay. paper or log: the replicas move what is spread (auto-LR). guard: goes
-    back after a collapse; the first two have it, too. Or none. (Default: thermostat where it can work, and
-    held_out_weight_decay where data repeats.)"""
+    """What steers, with commas between. thermostat: what averaging gains moves the LR.
+    held_out_weight_decay: held-out data moves the weight decay. paper or log: the replicas move what is
+    spread (auto-LR). guard: goes back after a collapse; the first two have it, too. Or none. (Default:
+    thermostat where it can work, and held_out_weight_decay where data repeats.)"""
     controller_start: CountFromZero = _CHOSEN
     """Step from which it acts (default: after the warm-up with paper, else 0)."""
     floor: Annotated[float, {"above": 0, "at_most": 1}] = 1 / (25 * 1e4)
@@ -170,23 +170,26 @@ class RunConfig:
         object.__setattr__(self, "controllers", names if has_all else ("guard", *names))
 
     def why_not(self, name: str) -> str:
-        """Name the setting with which a controller cannot work, after that of the recipe; empty if there is none."""
+        """Name the setting with which a controller cannot work; empty if there is none."""
         from hdet.steering.needs import Facts, unmet  # it needs torch
 
         if name not in _KINDS:
             return ""
         least = LEAST_STEPS_OF_ROUND * NUM_ROUNDS
         if name == "thermostat" and self.steps < least:
-            return f"steps must be at least {least} for a Thermostat, got {self.steps}: train longer, or leave it out"
+            return (
+                f"steps must be at least {least} for a Thermostat, got {self.steps}: train longer, or leave "
+                "it out"
+            )
         if name == "thermostat" and self.warmup < LAST / NUM_ROUNDS:
             return (
-                f"warmup must be at least {LAST / NUM_ROUNDS:g} for a Thermostat, got {self.warmup:g}: it steers "
-                "while the learning rate rises. Leave one of both out"
+                f"warmup must be at least {LAST / NUM_ROUNDS:g} for a Thermostat, got {self.warmup:g}: it "
+                "steers while the learning rate rises. Leave one of both out"
             )
         if name == "held_out_weight_decay" and self.optimizer == "adam":
             return (
-                "optimizer must be adamw or sgd for a HeldOutWeightDecay, got adam: it scales the decay with the "
-                "gradient"
+                "optimizer must be adamw or sgd for a HeldOutWeightDecay, got adam: it scales the decay with "
+                "the gradient"
             )
         facts = Facts(
             total_steps=self.steps,
@@ -200,7 +203,7 @@ class RunConfig:
 
     @property
     def is_recipe(self) -> bool:
-        """Tell whether the run has the schedule of :class:`hdet.AutoLR`: controllers, and none that compares."""
+        """Tell whether the run has the schedule of :class:`hdet.AutoLR`: no controller compares."""
         return bool(self.controllers) and not {"paper", "log"} & set(self.controllers)
 
     def should_find_decay(self, num_examples: int | None, batch_size: int) -> bool:
