@@ -104,7 +104,7 @@ class Run:
 
 def _run(rank: int, is_whole: bool) -> tuple[list[Tensor], int]:
     run = Run(rank, is_whole=is_whole)
-    mean = run.auto._tail._mean
+    mean = run.auto.tail._mean
     assert mean is not None
     return run.train(), sum(part.numel() for part in mean.mean)
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_two_replicas_goes_on_in_one_process() -> None:
     saved = run_replicas(_saves, 2)[0]
     run = Run(0)
     run.auto.load_state_dict(saved["state"])
-    mean = run.auto._tail._mean
+    mean = run.auto.tail._mean
     assert mean is not None and mean.num_taken == 3
     for mine, theirs in zip(mean.mean, saved["state"]["tail"]["mean"], strict=True):
         assert torch.equal(mine, theirs)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import hdet
+from hdet.round_record import ComparingRecord
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, train_step
 from tests.helpers.ranks import of_both, train
 from tests.helpers.replicas import end_processes, run_replicas
@@ -271,7 +272,9 @@ def test_a_bad_replica_is_left_out_and_receives_the_mean(fault: str, mean: float
         center = sum(losses[r] for r in kept) / 3
         scores = [math.exp(center - losses[r]) for r in kept]
         weights = [s / sum(scores) for s in scores]
-        assert record.weights == pytest.approx([weights[0], 0, weights[1], weights[2]])
+        assert record.section(ComparingRecord).weights == pytest.approx(
+            [weights[0], 0, weights[1], weights[2]]
+        )
 
 
 def test_no_healthy_replica_stops_every_rank() -> None:
@@ -545,7 +548,7 @@ def run_resume(rank: int, kind: str, stop_at: int, until: int, checkpoint: bytes
             model_sync_interval=5,
             enable_auto_lr=True,
             auto_lr_warmup_steps=8,
-            temperature="auto",
+            loss_scale="auto",
             records=records,
         )
     else:
@@ -587,7 +590,7 @@ def run_resume(rank: int, kind: str, stop_at: int, until: int, checkpoint: bytes
         "scheduler": scheduler.state_dict(),
         "values": values,
         "saved": saved,
-        "records": [(r.step, r.losses, r.base, r.velocity, r.weights) for r in records],
+        "records": [(r.step, r.losses, r.base, r.controllers) for r in records],
     }
 
 
@@ -627,7 +630,9 @@ def test_a_checkpoint_loads_into_another_number_of_replicas(kind: str) -> None:
         # Multipliers of the new number of replicas have mean one: the base goes on where it was.
         bases = [tunable["scheduled"][0] for tunable in _tunables(whole[0]["scheduler"]).values()]
         held = [tunable["held"] for tunable in _tunables(whole[0]["scheduler"]).values()]
-        corrections = [tunable["correction"] for tunable in _tunables(whole[0]["scheduler"]).values()]
+        corrections = [
+            math.prod(tunable["factors"].values()) for tunable in _tunables(whole[0]["scheduler"]).values()
+        ]
         expected = [h[0] if h else b * c for b, h, c in zip(bases, held, corrections, strict=True)]
         torch.testing.assert_close(torch.as_tensor(mean), torch.tensor(expected), rtol=1e-6, atol=0)
 

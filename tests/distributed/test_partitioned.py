@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.round_record import GuardRecord
 from tests.helpers.models import Net, batch
 from tests.helpers.replicas import end_processes, run_replicas
 
@@ -110,7 +111,7 @@ def _trained(rank, kind, event):
             has_collapsed = event == "collapse" and 30 <= step < 40
             auto.step(loss * 1000 if has_collapsed else loss)
     told = [str(warning.message) for warning in caught if "not finite" in str(warning.message)]
-    brakes = [record.controllers["guard"].num_brakes for record in records]
+    brakes = [record.section(GuardRecord).num_brakes for record in records]
     return found.lr, [p.detach().clone() for p in loop.net.parameters()], brakes[-1:], told
 
 
