@@ -1,4 +1,4 @@
-"""Every preset of local training against shared gradients, on a task of the command line.
+"""Every preset and rule of local training against shared gradients, on a task of the command line.
 
     python -m research.local_training --task digits --steps 300 --out docs/experiments/local-training.json
     python -m research.local_training --table docs/experiments/local-training.json
@@ -26,28 +26,27 @@ from hdet import presets
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import one_cycle
+from research import merges
 
 NUM_REPLICAS, SYNC_EVERY = 4, 25
 FACTORS = (1 / 3, 1.0, 3.0)
+SHARED: dict[str, Any] = {
+    "gradients": "shared",
+    "explore": [hdet.LearningRate(0.0)],
+    "sync_every": SYNC_EVERY,
+}
+SWAP_FROM = 0.75
+"""Share of a run after which replicas train alone with SWAP."""
 METHODS: dict[str, dict[str, Any]] = {
-    "shared gradients": {
-        "gradients": "shared",
-        "explore": [hdet.LearningRate(0.0)],
-        "sync_every": SYNC_EVERY,
-    },
-    "one replica alone": {
-        "gradients": "shared",
-        "explore": [hdet.LearningRate(0.0)],
-        "sync_every": SYNC_EVERY,
-    },
+    "shared gradients": SHARED,
+    "one replica alone": SHARED,
     "local_sgd": presets.local_sgd(sync_every=SYNC_EVERY),
-    "local_sgd, weighted by loss": presets.local_sgd(sync_every=SYNC_EVERY)
-    | {"merge": hdet.LossWeightedMerge()},
+    "local_sgd, weighted by loss": merges.loss_weighted(sync_every=SYNC_EVERY),
     "diloco": presets.diloco(sync_every=SYNC_EVERY),
-    "easgd": presets.easgd(sync_every=SYNC_EVERY),
-    "grawa": presets.grawa(sync_every=SYNC_EVERY),
-    "swap": presets.swap(sync_every=SYNC_EVERY),
-    "pbt": presets.pbt(sync_every=SYNC_EVERY),
+    "easgd": merges.easgd(sync_every=SYNC_EVERY),
+    "grawa": {},  # it scores replicas on batches of the task
+    "swap": SHARED,
+    "pbt": merges.pbt(sync_every=SYNC_EVERY),
 }
 
 
@@ -60,21 +59,31 @@ def train(task_name: str, method: str, lr: float, steps: int, seed: int) -> floa
     schedule = None  # population-based training finds its own
     if method != "pbt":
         schedule = LambdaLR(optimizer, lambda step: one_cycle(step, steps))
-    ensemble = hdet.VirtualEnsemble(
-        model,
-        optimizer,
-        task.loss,
-        num_replicas=count,
-        vectorize=task.can_vectorize,
-        join_equal=True,
-        scheduler=schedule,
-        total_steps=steps,
-        seed=seed,
-        **METHODS[method],
-    )
+    settings = METHODS[method]
+    if method == "grawa":
+        batches = [next(task.train_batches(seed=seed, replica=count))]  # no replica trains on them
+        settings = merges.grawa(batches, task.loss, sync_every=SYNC_EVERY)
+
+    def build(**settings: Any) -> hdet.VirtualEnsemble:
+        return hdet.VirtualEnsemble(
+            model,
+            optimizer,
+            task.loss,
+            num_replicas=count,
+            vectorize=task.can_vectorize,
+            join_equal=True,
+            scheduler=schedule,
+            total_steps=steps,
+            seed=seed,
+            **settings,
+        )
+
+    ensemble = build(**settings)
     streams = [task.train_batches(seed=seed, replica=r) for r in range(count)]
     try:
-        for _ in range(steps):
+        for step in range(steps):
+            if method == "swap" and step == round(SWAP_FROM * steps):
+                ensemble = merges.resumed(ensemble, lambda: build(**merges.swap(sync_every=SYNC_EVERY)))
             ensemble.step(batches=[next(stream) for stream in streams])
     except hdet.NotFiniteError:
         return math.inf

@@ -41,12 +41,8 @@ if TYPE_CHECKING:
     from hdet.joint_optimizer import JointOptimizer as JointOptimizer
     from hdet.method.controller import Controller as Controller
     from hdet.method.guard import Guard as Guard
-    from hdet.method.merges import BestMerge as BestMerge
-    from hdet.method.merges import ElasticMerge as ElasticMerge
-    from hdet.method.merges import GradientNormMerge as GradientNormMerge
-    from hdet.method.merges import LateMerge as LateMerge
-    from hdet.method.merges import LossWeightedMerge as LossWeightedMerge
     from hdet.method.merges import MeanMerge as MeanMerge
+    from hdet.method.merges import Merge as Merge
     from hdet.method.merges import OuterMerge as OuterMerge
     from hdet.method.thermostat import Thermostat as Thermostat
     from hdet.method.weight_decay import HeldOutWeightDecay as HeldOutWeightDecay

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet import presets
 from tests.distributed.test_sharded import batch_of, build, joined, loss_of, whole
+from tests.helpers.members import OWN_RULES, WeightedPull
 from tests.helpers.replicas import ReplicaError, run_replicas
 
 STEPS = 25
@@ -79,8 +80,7 @@ def _ddp(rank, kind, more):
     records = hdet.Records()
     chosen = {"gradients": "local"} | settings(**more)
     ensemble = hdet.Ensemble(optimizer, model=ddp, records=records, **chosen)
-    is_late = isinstance(more.get("merge"), hdet.LateMerge)
-    assert ddp.require_backward_grad_sync == is_late
+    assert not ddp.require_backward_grad_sync
     train(ddp, optimizer, ensemble, rank)
     assert not ddp.require_backward_grad_sync
     ensemble.finish()
@@ -96,7 +96,7 @@ def _ddp(rank, kind, more):
         (4, "adamw", {"average_tail": 0.3}),
         (4, "sgd", {"moments": "keep", "explore": [hdet.LearningRate(0.0)]}),
         (2, "adamw", {"moments": "reset"}),
-        (2, "adamw", presets.swap(start=0.5, sync_every=7) | {"average_tail": 0.3}),
+        (2, "adamw", presets.diloco(sync_every=7) | {"average_tail": 0.3}),
         (2, "sgd", {"moments": "average", "controllers": [hdet.Controller()]}),
     ],
 )
@@ -256,14 +256,9 @@ def test_moments_that_some_replicas_lack_are_an_error_and_no_hang():
     assert all(run_replicas(_unused, 2))
 
 
-RULES = {
-    "loss_weighted": {"merge": hdet.LossWeightedMerge()},
+RULES = {name: rule | {"sync_every": 7} for name, rule in OWN_RULES.items()} | {
     "local_sgd": presets.local_sgd(sync_every=7),
     "diloco": presets.diloco(sync_every=7),
-    "easgd": presets.easgd(sync_every=7),
-    "grawa": presets.grawa(sync_every=7),
-    "swap": presets.swap(start=0.5, sync_every=7),
-    "pbt": presets.pbt(sync_every=7),
 }
 
 
@@ -278,14 +273,17 @@ def test_every_merge_rule_on_ranks_equals_virtual_replicas():
         assert_equal_to_virtual(ranks, 4, **more)
 
 
+SHARDED_RULES = ("diloco", "lookahead", "pull")
+
+
 def _every_sharded_rule(rank):
-    return [_sharded(rank, 1, RULES[name]) for name in ("diloco", "easgd", "grawa")]
+    return [_sharded(rank, 1, RULES[name]) for name in SHARDED_RULES]
 
 
 def test_every_merge_rule_of_sharded_replicas_equals_virtual_ones():
     by_rank = run_replicas(_every_sharded_rule, 4)
     both = lambda r, step: joined(step, (2 * r, 2 * r + 1))  # noqa: E731
-    for name, *ranks in zip(("diloco", "easgd", "grawa"), *by_rank, strict=True):
+    for name, *ranks in zip(SHARDED_RULES, *by_rank, strict=True):
         assert_equal_to_virtual(ranks, 2, batch=both, average_tail=0.3, **RULES[name])
 
 
@@ -299,6 +297,18 @@ def _differ(rank):
 
 def test_gradients_is_a_setting_that_all_ranks_share():
     assert all(run_replicas(_differ, 2))
+
+
+def _rules_differ(rank):
+    optimizer = optimizer_of("sgd", build().parameters())
+    with pytest.raises(hdet.ConfigurationMismatchError, match=r"merge .*pull=0\.25.*pull=0\.5"):
+        hdet.Ensemble(optimizer, gradients="local", merge=WeightedPull(0.5 if rank else 0.25))
+    hdet.Ensemble(optimizer, gradients="local", merge=WeightedPull()).close()
+    return True
+
+
+def test_settings_of_a_rule_are_compared_between_ranks_though_it_is_no_dataclass():
+    assert all(run_replicas(_rules_differ, 2))
 
 
 def _saved(rank, more):
@@ -330,7 +340,7 @@ def _saved(rank, more):
     return all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "diloco", "easgd"])
+@pytest.mark.parametrize("name", ["local_sgd", "diloco", "lookahead"])
 def test_a_checkpoint_of_one_rank_resumes_bit_for_bit(name):
     assert all(run_replicas(_saved, 2, RULES[name]))
 

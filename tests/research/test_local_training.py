@@ -13,7 +13,9 @@ from research import local_training
 
 def test_runs_are_kept_and_told(tmp_path, monkeypatch):
     monkeypatch.setattr(local_training, "FACTORS", (1.0,))
-    chosen = {name: local_training.METHODS[name] for name in ("shared gradients", "diloco", "swap", "pbt")}
+    chosen = {
+        name: local_training.METHODS[name] for name in ("shared gradients", "diloco", "grawa", "swap", "pbt")
+    }
     monkeypatch.setattr(local_training, "METHODS", chosen)
     out = tmp_path / "record.json"
     options = argparse.Namespace(task="quadratic", lr=0.05, steps=60, seeds=1, out=out)

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import require_number
-from hdet.ensemble.merging import LocalMerge
+from hdet.ensemble.merging import Merging
 from hdet.ensemble.rounds import ParameterWatch, Rounds
 from hdet.ensemble.settings import Settings, check_objects
 from hdet.ensemble.state import Schedule
@@ -16,7 +16,6 @@ from hdet.ensemble.sync import Converge, Describe, LossTable, Measure, Phase, Re
 from hdet.errors import WarnOnce
 from hdet.explore import ExploredValues, LearningRate
 from hdet.explore.values import hyperparameters_of
-from hdet.method.merges import LateMerge
 from hdet.method.recipe import tail_steps
 from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
@@ -101,7 +100,7 @@ class Parts(Closing):
             self.tail = None
             if settings.total_steps and (steps := tail_steps(settings.total_steps, settings.average_tail)):
                 self.tail = Tail(self.replicas, steps)
-            self.merging = self._merging()
+            self.merging = Merging(self.replicas, settings.rule, settings.is_local, moments == "keep")
             self.reassign = Reassign(self.replicas, self.explored, settings)
             self.reassign.positions(0)  # raises if the assignment does not fit
         self.replicas.require_same(settings.compared())
@@ -135,25 +134,20 @@ class Parts(Closing):
     def _ranks(self, group: ReplicaGroup, model: Any, layers: Any) -> RankReplicas:
         settings, optimizer = self.settings, self.optimizer
         if settings.is_local:
-            shares_first = isinstance(settings.rule, LateMerge)
-            require_local_gradients(group, parameters_of(optimizer), model, shares_first=shares_first)
+            require_local_gradients(group, parameters_of(optimizer), model)
         return RankReplicas(
             group, optimizer, model, probe=settings.probe, bucket_mib=settings.bucket_mib, layers=layers
         )
 
-    def _merging(self) -> Converge:
-        settings = self.settings
-        if not settings.is_local:
-            return Converge(self.replicas, self.tail)
-        keeps_moments = settings.moments == "keep"
-        return LocalMerge(self.replicas, self.tail, settings.rule, keeps_moments, settings.total_steps)
-
     def _phases(self) -> list[Phase]:
         """List the phases of a sync. A recipe that never diverges neither describes nor reassigns."""
-        replicas, explored = self.replicas, self.explored
+        replicas, explored, merging = self.replicas, self.explored, self.merging
         compares = any(isinstance(one, ComparingSteering) for one in self.controllers)
-        phases: list[Phase] = [] if replicas.probe is None else [Score(replicas)]
-        phases += [Measure(replicas, explored, self.losses, self.merging), self.merging]
+        phases: list[Phase] = []
+        if replicas.probe is not None:
+            phases.append(Score(replicas, ends_round=not merging.rule.compares_losses))
+        phases.append(Measure(replicas, explored, self.losses, merging.is_local))
+        phases.append(Converge(replicas, self.tail, merging))
         if compares or self.is_traced:
             phases.append(Describe(explored, self.reassign, self.is_traced))
         if len(self.controllers):

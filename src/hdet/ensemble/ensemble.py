@@ -66,12 +66,13 @@ class Ensemble(Parts):
             DistributedDataParallel pass that module as ``model``. With fully_shard, shard over
             ``mesh["shard"]`` alone and pass ``replicas=mesh["replicate"]``.
         merge: what replicas take from each other at a sync where gradients are local; None for the mean
-            (:class:`hdet.MeanMerge`). :mod:`hdet.presets` has published methods under their names.
+            (:class:`hdet.MeanMerge`). :mod:`hdet.presets` has published methods under their names, and
+            :class:`hdet.Merge` is the base of a rule of your own.
         moments: what happens to the optimizer's moments where parameters are averaged. ``"average"`` them
             too, ``"keep"`` each replica's, or ``"reset"`` the optimizer. ``"auto"`` averages them where
             replicas end a round with different ones (gradients are local, a momentum is explored, or weight
             decay is added to the gradient as in SGD and Adam; not in AdamW), and keeps them elsewhere.
-            Where replicas stay apart (:class:`hdet.ElasticMerge` and others) they are always kept.
+            Where a merge rule lets replicas stay apart they are always kept.
         probe: an :class:`hdet.Probe`, data that is the same for every replica. Where replicas differ it
             scores them at each sync before converging, instead of their training losses, with gradients off
             and ``model`` in evaluation mode. Some controllers look at it.
@@ -126,7 +127,6 @@ class Ensemble(Parts):
         self._begins_equal = self.replicas.attach(
             self.explored,
             moments=self.settings.moments,  # pyright: ignore[reportArgumentType]
-            measures_gradients=self.settings.rule.compares_gradients,
             step_made=self._counter.optimizer_stepped,
         )
         claim(self.optimizer, self)
@@ -235,7 +235,6 @@ class Ensemble(Parts):
         if is_in_tail and self.tail is not None:
             self.tail.step_made(self.num_steps)
         self._record = self._sync(ends_round=True, joins=is_end) if is_sync else None
-        self.merging.step_made(self.num_steps)
         self.controllers.step_made(self.num_steps, self._record)
         if is_end and self.tail is not None:
             num_averaged_steps = self.tail.finish(self.num_steps)
@@ -391,7 +390,7 @@ class Ensemble(Parts):
     def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
         self._is_finished = False
-        self.merging.begin(num_steps, begins_equal=begins_equal)
+        self.merging.begin(begins_equal=begins_equal)
         self._counter.has_moved = False
         if self.tail is not None:
             self.tail.begin(is_checked=self.has_rounds and not self.settings.is_local)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter, WeightDecay
 from hdet.method.fan_out import DESIGNS
-from hdet.method.merges import LateMerge, MeanMerge, Merge
+from hdet.method.merges import MeanMerge, Merge
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
 from hdet.replicas.probe import Probe, probe_of
@@ -87,25 +87,18 @@ class Settings:
         require_needs(self.controllers, self.facts)
 
     def _check_merge(self) -> None:
-        merge = self.merge
-        if merge is None or isinstance(merge, MeanMerge):
-            return
-        is_rule = isinstance(merge, Merge)
-        require_kind("merge must be a merge rule such as hdet.OuterMerge(), or None", merge, is_rule)
-        name = type(merge).__name__
-        if self.gradients != "local":
+        rule, name = self.rule, type(self.rule).__name__
+        is_rule = isinstance(rule, Merge)
+        require_kind("merge must be a merge rule such as hdet.OuterMerge(), or None", rule, is_rule)
+        if self.gradients != "local" and rule != MeanMerge():
             raise ValueError(
                 f"gradients must be 'local' for {name}, got {self.gradients!r}: replicas that share a "
                 "gradient hardly differ. Pass gradients='local', or leave merge out"
             )
-        if merge.stays_apart and self.moments not in ("auto", "keep"):
+        if rule.stays_apart and self.moments not in ("auto", "keep"):
             raise ValueError(
                 f"moments must be 'auto' or 'keep' with {name}, got {self.moments!r}: replicas stay apart at "
                 "a sync, and each has its own. Leave moments out"
-            )
-        if isinstance(merge, LateMerge) and self.total_steps is None:
-            raise ValueError(
-                "total_steps must be given for LateMerge, got None: it counts from the end of the run"
             )
 
     @property
@@ -126,7 +119,7 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Tell if each replica trains with its own gradients, now or later."""
+        """Tell if each replica trains with its own gradients."""
         return self.gradients == "local"
 
     @property

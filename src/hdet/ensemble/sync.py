@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from torch import Tensor
-
-from hdet.checks import check_keys
+from hdet.ensemble.merging import Merging
 from hdet.ensemble.settings import Settings
 from hdet.errors import AllReplicasFailedError
 from hdet.explore import ExploredValues
@@ -96,8 +94,9 @@ class Score:
     """Score the replicas on the same data, where they differ: only then are they compared."""
 
     replicas: Replicas
+    ends_round: bool
+    """False where a merge rule compares replicas also before a save."""
     name = "probe"
-    ends_round = True
 
     def run(self, sync: Sync) -> None:
         """Ask for the scores."""
@@ -113,8 +112,8 @@ class Measure:
     values: ExploredValues
     losses: LossTable
     """They are of this round."""
-    converge: Converge
-    """Knows whether each replica has its own gradients now, so that one can fall behind."""
+    is_local: bool
+    """Tells if each replica has its own gradients, so that one can fall behind."""
     name = "measure"
     ends_round = False
 
@@ -124,7 +123,7 @@ class Measure:
         reports = self.replicas.report(record.step, lambda: self.values.base, sync.probes)
         sync.reports = reports
         losses.add([report.losses for report in reports])
-        finds_outliers = record.ends_round and self.converge.is_local
+        finds_outliers = record.ends_round and self.is_local
         record.excluded = excluded_replicas(losses, reports, record.step, finds_outliers=finds_outliers)
         record.losses = losses.means
         record.num_nonfinite_losses = [int(row.num_nonfinite) for row in losses.rows]
@@ -182,45 +181,24 @@ class Converge:
     replicas: Replicas
     tail: Tail | None
     """Is averaged along, if there is one."""
+    merging: Merging
+    """Does it where gradients are local."""
     name = "converge"
     ends_round = False
-    is_local = False
-    """Tells if replicas train with their own gradients now."""
-
-    def begin(self, num_steps: int, *, begins_equal: bool) -> None:
-        """Begin, or begin again, with the weights that replicas have now."""
-
-    def step_made(self, num_steps: int) -> None:
-        """Called after every optimizer step."""
 
     def run(self, sync: Sync) -> None:
-        """Give every replica the mean over those that are not left out."""
-        has_others, tail = self.replicas.has_others, self.tail
-        self.merge(sync, tail.averaged() if has_others and tail is not None else ())
+        """Give every replica the mean over those that are not left out, or what the merge rule says."""
+        replicas, tail, record = self.replicas, self.tail, sync.record
+        like_weights = tail.averaged() if replicas.has_others and tail is not None else ()
+        if self.merging.is_local:
+            self.merging.merge(sync, like_weights)
+        else:
+            sync.has_merged = replicas.differ
+            replicas.average(record.excluded, like_weights=like_weights)
         spoilt = [r for r, report in enumerate(sync.reports) if not (report.is_finite and report.is_equal)]
         if spoilt and tail is not None:
-            tail.replicas_healed(spoilt, sync.record.step)
-        sync.record.converged = has_others and sync.has_merged
-
-    def merge(self, sync: Sync, like_weights: Sequence[Tensor]) -> None:
-        """Average the weights, and tensors that are laid out like them. Collective."""
-        sync.has_merged = self.replicas.differ
-        self.replicas.average(sync.record.excluded, like_weights=like_weights)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Save nothing: a mean remembers nothing."""
-
-    def check_state(self, state: Any) -> None:
-        """Raise for the state of a rule that remembers something."""
-        if state is not None:
-            check_keys("state_dict merge", state, ("rule",))
-            raise ValueError(
-                f"state_dict must be of a run with MeanMerge, got {state['rule']!r}: build the ensemble with "
-                "the merge rule that it was saved with"
-            )
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Load nothing."""
+            tail.replicas_healed(spoilt, record.step)
+        record.converged = replicas.has_others and sync.has_merged
 
 
 @dataclass(eq=False)

@@ -18,8 +18,8 @@ _NUM_GUARD, _NUM_SEARCH = 3, 2
 """Copies: the guard has the first weights and two later ones, the search the first and those of its ramp."""
 MOMENTS = {"sgd": 0, "sgd-momentum": 1, "muon": 1, "lion": 1, "adam": 2, "adamw": 2}
 """Numbers that an optimizer keeps for each parameter."""
-_REPORT_BYTES = 80
-"""Ten numbers in double precision: losses, health, step, base, checksum, moments, gradient norm."""
+_REPORT_BYTES = 72
+"""Nine numbers in double precision: losses, health, score, step, base, checksum, moments."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,6 @@ class Message(NamedTuple):
     """Of the parameters, where they are compared; else zero."""
     moments: float
     """Fingerprint of the layout of the moments that are averaged."""
-    squared_norm: float
-    """Of the last gradient; NaN where it was not measured."""
 
     @classmethod
     def joined(cls, messages: Sequence[Message]) -> Message:
@@ -55,7 +53,7 @@ class Message(NamedTuple):
         def of(field: str) -> list[float]:
             return [getattr(message, field) for message in messages]
 
-        added = ("loss_total", "num_finite", "num_nonfinite", "squared_norm")
+        added = ("loss_total", "num_finite", "num_nonfinite")
         return messages[0]._replace(
             **{field: math.fsum(of(field)) for field in added},
             is_finite=min(of("is_finite")),

@@ -42,7 +42,7 @@ class GradientExchange:
 
 
 def require_local_gradients(
-    group: ReplicaGroup, parameters: Sequence[Tensor], model: nn.Module | None, *, shares_first: bool
+    group: ReplicaGroup, parameters: Sequence[Tensor], model: nn.Module | None
 ) -> None:
     """Raise if the model cannot keep gradients in its replica, as fully_shard on an HSDP mesh cannot.
 
@@ -50,10 +50,8 @@ def require_local_gradients(
         group: who takes part.
         parameters: what is trained.
         model: what holds them, if it is known.
-        shares_first: whether gradients must be shared in a first part of the run.
     """
-    wrapped = GradientExchange(model).wrapped
-    if any(module.static_graph for module in wrapped):
+    if any(module.static_graph for module in GradientExchange(model).wrapped):
         raise ValueError(
             "gradients must be 'shared' for DistributedDataParallel with static_graph=True, got 'local': it "
             "fails in a backward pass that does not average. Wrap the model without static_graph"
@@ -65,12 +63,6 @@ def require_local_gradients(
             f"parameters on {mesh}, which has the axis of the replicas: shard the model within a "
             'replica only, fully_shard(module, mesh=mesh["shard"]), and keep '
             'replicas=mesh["replicate"]'
-        )
-    if shares_first and group.communicates and not wrapped:
-        raise ValueError(
-            "model must be a DistributedDataParallel module for LateMerge on several ranks, got "
-            f"{'None' if model is None else type(model).__name__}: it shares gradients first, which hdet can "
-            "then stop. Wrap the model, and pass the wrapped one"
         )
 
 

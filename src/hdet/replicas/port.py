@@ -38,8 +38,6 @@ class Report(NamedTuple):
     """Its loss on the probe, which may be NaN; None if it was not asked for."""
     is_equal: bool = True
     """Tells whether it holds the parameters of the others where all ought to be equal."""
-    gradient_norm: float | None = None
-    """Norm of the gradient of its last step; None if it was not measured."""
 
     @property
     def finite_score(self) -> float | None:
@@ -96,15 +94,12 @@ class Replicas(Protocol):
         """Tell whether the flag is set on any replica. Collective."""
         ...
 
-    def attach(
-        self, values: ExploredValues, *, moments: MomentsRule, measures_gradients: bool, step_made: Told
-    ) -> bool:
+    def attach(self, values: ExploredValues, *, moments: MomentsRule, step_made: Told) -> bool:
         """Begin to work for an ensemble; tell whether all hold the same parameters. Collective.
 
         Args:
             values: what is explored.
             moments: what :meth:`average` does with those of the optimizer.
-            measures_gradients: whether reports tell the norm of the last gradient.
             step_made: called after every optimizer step.
         """
         ...

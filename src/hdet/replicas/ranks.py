@@ -92,7 +92,6 @@ class RankReplicas:
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._gradients = GradientExchange(self.model)
-        self._gradient_norm: Tensor | None = None
         self._has_local_gradients = False
         self._has_trained_alone = False
         self._is_known_to_part = False
@@ -128,9 +127,7 @@ class RankReplicas:
         is_set = any(row[0] for row in exchange_within(self.group, [float(flag)]))
         return any(row[0] for row in exchange(self.group, [float(is_set)]))
 
-    def attach(
-        self, values: ExploredValues, *, moments: MomentsRule, measures_gradients: bool, step_made: Told
-    ) -> bool:
+    def attach(self, values: ExploredValues, *, moments: MomentsRule, step_made: Told) -> bool:
         """Begin to work for an ensemble; tell whether all hold the same parameters. Collective."""
         self._explores = values.explores
         self._moments_rule = moments
@@ -147,7 +144,6 @@ class RankReplicas:
                     "ask for it, use the same seed on every rank"
                 )
         self._step_made = step_made
-        self._measures_gradients = measures_gradients
         self._hooks = [self.optimizer.register_step_post_hook(weak_hook(self._optimizer_stepped))]
         return not self._has_parted
 
@@ -157,9 +153,6 @@ class RankReplicas:
         if self._has_local_gradients:
             self._gradients.stop()  # a framework may have put it back
             self._has_trained_alone = True
-        if self._measures_gradients:
-            gradients = [local_part(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            self._gradient_norm = nn.utils.get_total_norm(gradients) if gradients else None
         self._step_made()
 
     def _require_whole(self, must: str) -> None:
@@ -233,7 +226,6 @@ class RankReplicas:
             self.has_others and self._has_trained_alone and not (self._explores or self._is_known_to_part)
         )
         is_compared = ought_to_be_equal or looks_whether_they_part
-        norm = self._gradient_norm
         here = Message(
             *self._losses.take(),
             is_finite=float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
@@ -242,7 +234,6 @@ class RankReplicas:
             base=digest(repr(dict(base()))) if self.group.joins else 0.0,
             checksum=float(self._health.checksum(weights)) if is_compared else 0.0,
             moments=digest(layout_text(moments)) if moments else 0.0,
-            squared_norm=math.nan if norm is None else float(norm) ** 2,
         )
         every = self._exchanged(here, f"the sync at step {num_steps}") if self.group.joins else [here]
         if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
@@ -261,7 +252,6 @@ class RankReplicas:
                 bool(message.is_finite),
                 None if scores is None else message.score,
                 r not in self._verdict.odd,
-                None if math.isnan(message.squared_norm) else math.sqrt(message.squared_norm),
             )
             for r, message in enumerate(every)
         ]

@@ -66,7 +66,6 @@ class StackedReplicas:
         self.add_loss = self._losses.add
         self.clear_losses = self._losses.clear
         self._multipliers: dict[str, Sequence[float]] = {}  # of all rows, for each explored name
-        self._gradient_norms: Tensor | None = None
 
     @property
     def differ(self) -> bool:
@@ -94,9 +93,6 @@ class StackedReplicas:
             losses, gradients = self.rows.losses_and_gradients(given, hold_static_of, num_rows)
         if not self._has_local_gradients and num_rows > 1:
             gradients = [gradient.mean(dim=0, keepdim=True) for gradient in gradients]
-        if self._measures_gradients:  # before the step, which uses their memory
-            squares = torch.stack([gradient.square().sum(dim=1) for gradient in gradients]).sum(dim=0)
-            self._gradient_norms = squares.sqrt().expand(self.count)
         self.row_optimizer.step(self.weights(), gradients, self.explored_in)
         # The template is never stepped; this is how torch's schedulers know that a step has been made.
         self.optimizer._opt_called = True  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,9 +131,7 @@ class StackedReplicas:
         """The flag itself."""
         return flag
 
-    def attach(
-        self, values: ExploredValues, *, moments: MomentsRule, measures_gradients: bool, step_made: Told
-    ) -> bool:
+    def attach(self, values: ExploredValues, *, moments: MomentsRule, step_made: Told) -> bool:
         """Begin to work for an ensemble; tell whether all hold the same parameters, which they do."""
         if self.vectorize and values.static_names:
             raise ValueError(
@@ -147,7 +141,6 @@ class StackedReplicas:
         self._values = values
         self._explores = values.explores
         self._moments_rule = moments
-        self._measures_gradients = measures_gradients
         self._step_made = step_made
         return True
 
@@ -202,10 +195,7 @@ class StackedReplicas:
         finite = rows_are_finite([*self.weights(), *self._averaged_moments()])
         finite *= self.count // len(finite)
         losses = [LossSum(*row) for row in zip(*self._losses.take(), strict=True)]
-        norms = None if self._gradient_norms is None else self._gradient_norms.tolist()
-        none = [None] * self.count
-        told = zip(losses, finite, scores or none, [True] * self.count, norms or none, strict=True)
-        return [Report(*row) for row in told]
+        return [Report(*row) for row in zip(losses, finite, scores or [None] * self.count, strict=True)]
 
     def _averaged_moments(self) -> list[Tensor]:
         return self.row_optimizer.matrices() if self._moments_rule == "average" else []

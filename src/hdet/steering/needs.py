@@ -90,7 +90,7 @@ NEEDS: dict[type, tuple[Need, ...]] = {
         _learning_rate("must hold an hdet.LearningRate for a Guard to lower"),
         Need(
             "merge",
-            lambda facts: not (facts.merge.has_state or facts.merge.stays_apart),
+            lambda facts: not (facts.merge.copies or facts.merge.stays_apart),
             "must remember nothing and leave replicas equal beside a Guard",
             lambda facts: repr(facts.merge),
             "the Guard would put weights back, but not what the merge rule remembers. Leave the Guard out, "

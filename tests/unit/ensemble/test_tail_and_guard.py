@@ -54,24 +54,3 @@ def test_a_search_puts_back_parameters_that_the_model_does_not_hold():
     )
     assert scale.item() == 1.0
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-
-
-def test_virtual_replicas_can_be_saved_where_they_begin_to_train_alone():
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    ensemble = hdet.VirtualEnsemble(
-        model,
-        optimizer,
-        lambda m, x: m(x).square().mean(),
-        num_replicas=3,
-        join_equal=True,
-        total_steps=40,
-        **hdet.presets.swap(start=0.75, sync_every=8),
-    )
-    for step in range(40):
-        ensemble.step(batches=[torch.randn(8, 4) for _ in range(3)])
-        if step + 1 == 30:
-            ensemble.converge()
-            state = ensemble.state_dict()
-    assert state["engine"]["num_steps"] == 30
