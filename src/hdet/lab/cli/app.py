@@ -262,34 +262,14 @@ def report(
     screen.give({"report": str(page), "notes": {run.name: run.notes for run in runs}})
 
 
-def doctor(is_json: Json = False) -> None:
-    """Check this machine.
-
-    Shows versions, backends and optional packages, and lets two processes train together.
-    """
-    from hdet.lab.doctor import examine
-
-    screen = Screen(is_json=is_json, is_quiet=False)
-    with screen.console.status("two processes are training together"):
-        checks = examine()
-    colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    rows = []
-    for check in checks:
-        detail = check.detail + (f"\n→ {check.remedy}" if check.remedy and check.status != "ok" else "")
-        rows.append((check.name, f"[{colours[check.status]}]{check.status}[/]", detail.replace("[", "\\[")))
-    screen.show(("what", "", "found"), rows)
-    screen.give({"checks": [dataclasses.asdict(check) for check in checks]})
-    raise typer.Exit(Exit.FAILED if any(check.status == "error" for check in checks) else Exit.OK)
-
-
 app = typer.Typer(
     help="Hyperparameter-divergent ensemble training: replicas fan out, converge and steer.",
-    epilog="Exit codes: 0 done. 1 training or a check failed. 2 an argument or a file is not right. "
+    epilog="Exit codes: 0 done. 1 training failed. 2 an argument or a file is not right. "
     "3 training diverged. 130 stopped.",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (run, resume, sweep, ablate, report, doctor, plan):
+for command in (run, resume, sweep, ablate, report, plan):
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(command)
 

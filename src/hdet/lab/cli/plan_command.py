@@ -100,7 +100,7 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     row = (f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent))
     screen.show(("steps", "of the run", "trials at a time", "sent"), [row], "The search")
     screen.say(
-        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
+        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms), "
         f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
     # What follows from the time of a step is not known where that was not given.

@@ -27,7 +27,7 @@ class Exit:
 
     OK = 0
     FAILED = 1
-    """Training failed: a loss or the parameters are not finite. Or a check failed."""
+    """Training failed: a loss or the parameters are not finite."""
     DIVERGED = 3
     """Training ended above its first held-out loss."""
     USAGE = 2

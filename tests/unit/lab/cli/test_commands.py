@@ -425,7 +425,7 @@ def test_ablate_prints_table_1_and_writes_a_page(hdet, tmp_path):
         assert message in err
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "sweep", "ablate", "report", "doctor", "plan"])
+@pytest.mark.parametrize("command", ["run", "resume", "sweep", "ablate", "report", "plan"])
 def test_help_teaches(command, hdet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     out, _ = hdet(command, "--help")
