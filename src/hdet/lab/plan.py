@@ -89,8 +89,7 @@ def plan(
 
     Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter; the
     gradients of plain data-parallel training count what they have. One replica syncs with nobody, at no cost.
-    Optimizer moments that are averaged too are not counted. ``hdet doctor`` measures bandwidth and latency
-    between two processes of this machine.
+    Optimizer moments that are averaged too are not counted.
 
     Args:
         num_parameters: of one replica; of one rank's shard, where a replica spans several ranks.

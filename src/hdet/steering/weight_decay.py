@@ -69,8 +69,10 @@ class WeightDecaySteering(Steering):
             if probe.num_examples < FEW_EXAMPLES:
                 self.warn(
                     "few examples",
-                    f"the probe has {probe.num_examples} examples: with fewer than {FEW_EXAMPLES} what it "
-                    "says is mostly chance. Give more held-out data",
+                    f"the probe has {probe.num_examples} examples, and with fewer than {FEW_EXAMPLES} what "
+                    "it says is mostly chance",
+                    argument="probe",
+                    remedy="give more held-out data",
                 )
 
     def _warn_of_few_looks(self, total_steps: int, sync_every: int) -> None:

@@ -5,17 +5,14 @@ A command imports torch, and what needs it, in its function, so that ``--help`` 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import hdet
-from hdet.checks import require_number
 from hdet.lab.cli.ablate_command import ablate
 from hdet.lab.cli.options import Device, Jobs, Json, Live, Quiet, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
@@ -24,45 +21,21 @@ from hdet.lab.pool import stop_on_signal
 from hdet.lab.train.config import RunConfig
 
 _PANELS = {
+    "": ("task", "seed", "evaluate_every"),
     "The method: fan-out, converge, steer": (
-        "replicas",
-        "engine",
-        "spread",
-        "sync_every",
-        "explore",
-        "probe",
-        "controllers",
-        "controller_start",
-        "temperature",
-        "floor",
-        "noise_scale",
-        "per_group",
-        "gradients",
+        *("replicas", "spread", "sync_every", "explore", "probe", "controllers", "controller_start"),
+        *("temperature", "floor", "noise_scale", "per_group", "gradients"),
     ),
     "The search: a wide fan-out before the run": ("lr", "find"),
     "The schedule and the optimizer": (
-        "steps",
-        "warmup",
-        "anneal",
-        "anneal_to",
-        "average_tail",
-        "optimizer",
-        "weight_decay",
-        "momentum",
+        *("steps", "warmup", "anneal", "anneal_to", "average_tail"),
+        *("optimizer", "weight_decay", "momentum"),
     ),
 }
+"""Options of ``hdet run``, by heading of its help."""
 
 
-@takes(
-    RunConfig,
-    _PANELS,
-    task="feed",
-    lr=None,
-    steps=None,
-    spread=1 / 9,
-    floor=0.22,
-    controllers=None,
-)
+@takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22, controllers=None)
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
@@ -88,26 +61,18 @@ def run(
     from hdet.lab.train.folder import RunFolder
 
     screen = screen_of_rank(is_json, quiet)
-    with usage_errors():
+    with usage_errors({*settings, "log", "out", "device"}):
         options = parse_options(task_options or []) | ({} if log is None else {"log": str(log)})
         task = load_task(settings["task"], options)
         defaults = {"lr": task.learning_rate, "steps": task.num_steps}
         settings |= {key: value for key, value in defaults.items() if settings[key] is None}
-        settings["explore"] = {
-            what: require_number(f"--explore {what}", spread, at_least=0)
-            for what, spread in parse_options(settings["explore"] or [], "--explore").items()
-        }
-        given = settings.pop("controllers")
-        names = ("guard",) if given is None else tuple(part.strip() for part in given.split(","))
-        config = RunConfig(**settings, controllers=names, task_options=options, name=name)
-        if given is None:
-            if not config.why_not("thermostat"):
-                names += ("thermostat",)
-            if config.should_find_decay(task.num_examples, task.batch_size):
-                names += ("held_out_weight_decay",)
-            config = dataclasses.replace(config, controllers=names)
-        if config.spread == 0 and not config.explore and not config.is_recipe:
-            config = dataclasses.replace(config, controllers=())  # there is nothing to compare
+        settings["explore"] = parse_options(settings["explore"] or [], "--explore")
+        names = settings.pop("controllers")
+        if names is not None:
+            settings["controllers"] = tuple(part.strip() for part in names.split(","))
+        config = RunConfig(**settings, task_options=options, name=name)
+        if names is None:
+            config = config.with_usual_controllers(task.num_examples, task.batch_size)
         path = out or _free_path(Path("runs") / config.slug)
         if not overwrite:
             RunFolder(path).require_free()
@@ -146,36 +111,17 @@ def resume(
     RunCommand(config, folder, screen, device, track or [], live, is_resumed=is_begun).train_and_report()
 
 
-@dataclass(kw_only=True)
-class _SweepOptions:
-    task: str = "feed"
-    """feed, charlm, digits, quadratic, or path/to/file.py:MyTask."""
-    lrs: str = ""
-    """Learning rates, with commas, in place of a range."""
-    low: float | None = None
-    """Lowest LR (default: a hundredth of the task's)."""
-    high: float | None = None
-    """Highest LR (default: a hundred times the task's)."""
-    per_decade: int = 2
-    """Points per factor of ten."""
-    steps: int | None = None
-    """Optimizer steps (default: the task's)."""
-    replicas: int = 8
-    """Batches per step, as N replicas would take."""
-    optimizer: str = "adamw"
-    """adamw, adam or sgd."""
-    weight_decay: float = 0.0
-    """Weight decay."""
-    anneal: str = "linear"
-    """Fall after the warm-up: linear, cosine or none."""
-    warmup: float = 0.1
-    """Share of the steps in which the LR rises."""
-    seed: int = 0
-    """Seed of weights and batches."""
+_OF_SWEEP = ("task", "steps", "replicas", "optimizer", "weight_decay", "anneal", "warmup", "seed")
 
 
-@takes(_SweepOptions)
+@takes(RunConfig, {"": _OF_SWEEP}, task="feed", steps=None, warmup=0.1)
 def sweep(
+    lrs: Annotated[str, typer.Option(help="Learning rates, with commas, in place of a range.")] = "",
+    low: Annotated[float | None, typer.Option(help="Lowest LR (default: a hundredth of the task's).")] = None,
+    high: Annotated[
+        float | None, typer.Option(help="Highest LR (default: a hundred times the task's).")
+    ] = None,
+    per_decade: Annotated[int, typer.Option(help="Points per factor of ten.")] = 2,
     option: TaskOptions = None,
     jobs: Jobs = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
@@ -193,18 +139,18 @@ def sweep(
     from hdet.lab.tasks.task import load_task, parse_options
 
     screen = Screen(is_json=is_json, is_quiet=quiet)
-    with usage_errors():
-        asked = _SweepOptions(**settings)
+    with usage_errors({*settings, "low", "high", "per_decade", "lrs"}):
         options = parse_options(option or [])
-        task = load_task(asked.task, options)
-        low = task.learning_rate / 100 if asked.low is None else asked.low
-        high = task.learning_rate * 100 if asked.high is None else asked.high
-        grid = sorted(numbers("--lrs", asked.lrs)) if asked.lrs else log_grid(low, high, asked.per_decade)
-        settings["steps"] = task.num_steps if asked.steps is None else asked.steps
-        shared = {f.name: settings[f.name] for f in dataclasses.fields(RunConfig) if f.name in settings}
-        shared |= {"controllers": (), "find": False, "probe": False}
-        config = RunConfig(**shared, task_options=options, lr=task.learning_rate)  # each point has its own
-        path = out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{asked.optimizer}-seed{asked.seed}"
+        task = load_task(settings["task"], options)
+        low = task.learning_rate / 100 if low is None else low
+        high = task.learning_rate * 100 if high is None else high
+        grid = sorted(numbers("--lrs", lrs)) if lrs else log_grid(low, high, per_decade)
+        settings |= {"controllers": (), "find": False, "probe": False, "task_options": options}
+        settings["steps"] = task.num_steps if settings["steps"] is None else settings["steps"]
+        config = RunConfig(**settings, lr=task.learning_rate)  # each point has its own
+        path = (
+            out or Path("runs") / f"sweep-{config.slug.split('-lr')[0]}-{config.optimizer}-seed{config.seed}"
+        )
         with stop_on_signal() as should_stop, screen.progress(len(grid), "sweep", shows_loss=False) as bar:
             done = run_sweep(config, grid, path, num_jobs=jobs, on_done=bar.update, should_stop=should_stop)
     rows = []
@@ -262,34 +208,14 @@ def report(
     screen.give({"report": str(page), "notes": {run.name: run.notes for run in runs}})
 
 
-def doctor(is_json: Json = False) -> None:
-    """Check this machine.
-
-    Shows versions, backends and optional packages, and lets two processes train together.
-    """
-    from hdet.lab.doctor import examine
-
-    screen = Screen(is_json=is_json, is_quiet=False)
-    with screen.console.status("two processes are training together"):
-        checks = examine()
-    colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    rows = []
-    for check in checks:
-        detail = check.detail + (f"\n→ {check.remedy}" if check.remedy and check.status != "ok" else "")
-        rows.append((check.name, f"[{colours[check.status]}]{check.status}[/]", detail.replace("[", "\\[")))
-    screen.show(("what", "", "found"), rows)
-    screen.give({"checks": [dataclasses.asdict(check) for check in checks]})
-    raise typer.Exit(Exit.FAILED if any(check.status == "error" for check in checks) else Exit.OK)
-
-
 app = typer.Typer(
     help="Hyperparameter-divergent ensemble training: replicas fan out, converge and steer.",
-    epilog="Exit codes: 0 done. 1 training or a check failed. 2 an argument or a file is not right. "
+    epilog="Exit codes: 0 done. 1 training failed. 2 an argument or a file is not right. "
     "3 training diverged. 130 stopped.",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (run, resume, sweep, ablate, report, doctor, plan):
+for command in (run, resume, sweep, ablate, report, plan):
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     app.command(help="\n\n".join(" ".join(lines.split()) for lines in paragraphs))(command)
 

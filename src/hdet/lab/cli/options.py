@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -32,50 +31,44 @@ Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there t
 def takes(
     settings: type, panels: Mapping[str, Sequence[str]] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take the fields of a dataclass as options, in ``**settings``, before those of its own.
+    """Let a command take fields of a dataclass as options, in ``**settings``, before those of its own.
 
-    The sentences under each field, up to an empty line, are the help of its option. A dictionary is given as
-    NAME=VALUE, several times. Words are not checked here: the dataclass says what they may be.
+    What the docstring of the dataclass says of each below ``Args:`` is the help of its option. A dictionary
+    is given as NAME=VALUE, several times. Words are not checked here: the dataclass says what they may be.
 
     Args:
         settings: the dataclass.
-        panels: headings of the help, and the fields that stand below each.
+        panels: headings of the help, and the fields that stand below each; all fields below none by default.
         defaults: of options, where they are not those of the fields.
     """
-    source: Any = ast.parse(inspect.getsource(settings)).body[0]
-    helps = {
-        ast.unparse(field.target): " ".join(ast.literal_eval(words.value).split("\n\n")[0].split())
-        for field, words in itertools.pairwise(source.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr)
-    }
-    headings = {name: heading for heading, names in (panels or {}).items() for name in names}
-    hints: dict[str, Any] = get_type_hints(settings)
-    fields = {field.name: field for field in dataclasses.fields(settings)}
+    _, _, arguments = inspect.cleandoc(settings.__doc__ or "").partition("\nArgs:\n")
+    helps = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE))
+    kinds = get_type_hints(settings)
+    fields = {field.name: field.default for field in dataclasses.fields(settings)} | defaults
     options = []
-    for name in dict.fromkeys([*headings, *fields]):
-        hint, default = hints[name], defaults.get(name, fields[name].default)
-        if get_origin(hint) is Literal:
-            hint = str
-        elif get_origin(hint) is dict:
-            hint, default = list[str], None
-        elif get_origin(hint) is tuple:
-            hint = str
+    for heading, name in [(h, name) for h, names in (panels or {"": fields}).items() for name in names]:
+        kind, default = kinds[name], fields[name]
+        if get_origin(kind) is dict:
+            kind, default = list[str], None
+        elif get_origin(kind) in (Literal, tuple):
+            kind = str
         if default is None:
-            hint = hint | None
+            kind = kind | None
         flags = [f"--{name.replace('_', '-')}"] if default is False else []  # nobody needs to say no
-        told, is_long = helps[name], isinstance(default, float) and len(str(default)) > 6
+        told, is_long = (
+            " ".join(helps.get(name, "").split()),
+            isinstance(default, float) and len(str(default)) > 6,
+        )
         told = f"{told.rstrip('.')} (default: {default:.3g})." if is_long else told
-        panel = headings.get(name)
-        option = typer.Option(*flags, help=told, rich_help_panel=panel, show_default=not is_long)
+        option = typer.Option(*flags, help=told, rich_help_panel=heading or None, show_default=not is_long)
         default = inspect.Parameter.empty if default is dataclasses.MISSING else default
-        option = Annotated[hint, option]
+        option = Annotated[kind, option]
         options.append(inspect.Parameter(name, _KEYWORD, default=default, annotation=option))
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
         *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-        given = {parameter.name: parameter.replace(kind=_KEYWORD) for parameter in own}
-        before = [option for option in options if option.name not in given]
-        vars(command)["__signature__"] = inspect.Signature([*before, *given.values()])
+        given = [parameter.replace(kind=_KEYWORD) for parameter in own]
+        vars(command)["__signature__"] = inspect.Signature([*options, *given])
         return command
 
     return with_options

@@ -17,34 +17,39 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(kw_only=True)
 class _PlanOptions:
+    """Options, with their help.
+
+    Args:
+        replicas: Number of replicas, N.
+        parameters: Parameters of one replica, such as 125e6 or 7B.
+        model: Instead: file.py:function that builds the model. It takes no memory.
+        shards: Ranks that hold a replica together (fully_shard).
+        dtype: Of the parameters: float32, bfloat16, float16, float64.
+        optimizer: sgd, sgd-momentum, adam, adamw, muon or lion.
+        steps: Length of the run.
+        sync_every: Steps per round, T. (default: AutoLR's).
+        spread: Of what is explored. Above 0 replicas differ and are averaged.
+        batch_size: Examples of a batch on one rank.
+        step_seconds: Time of one training step without hdet, for the overhead.
+        bandwidth: What one rank can send, in Gbit/s; several with commas.
+        latency_ms: Time of a collective of one number: about 1 with gloo, 0.05 with NCCL.
+        memory_bandwidth: Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU.
+    """
+
     replicas: int
-    """Number of replicas, N."""
     parameters: str | None = None
-    """Parameters of one replica, such as 125e6 or 7B."""
     model: str | None = None
-    """Instead: file.py:function that builds the model. It takes no memory."""
     shards: int = 1
-    """Ranks that hold a replica together (fully_shard)."""
     dtype: str | None = None
-    """Of the parameters: float32, bfloat16, float16, float64."""
     optimizer: str = "adamw"
-    """sgd, sgd-momentum, adam, adamw, muon or lion."""
     steps: int = 10_000
-    """Length of the run."""
     sync_every: int | None = None
-    """Steps per round, T. [default: AutoLR's]"""
     spread: float = 0.0
-    """Of what is explored. Above 0 replicas differ and are averaged."""
     batch_size: int = 32
-    """Examples of a batch on one rank."""
     step_seconds: float | None = None
-    """Time of one training step without hdet, for the overhead."""
     bandwidth: str = "10,100,400"
-    """What one rank can send, in Gbit/s; several with commas."""
     latency_ms: float = 1.0
-    """Time of a collective of one number: about 1 with gloo, 0.05 with NCCL."""
     memory_bandwidth: float = 10.0
-    """Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU."""
 
 
 @takes(_PlanOptions)
@@ -59,7 +64,7 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     asked = _PlanOptions(**settings)
     screen = Screen(is_json=is_json, is_quiet=False)
     replicas, shards, steps, step_seconds = asked.replicas, asked.shards, asked.steps, asked.step_seconds
-    with usage_errors():
+    with usage_errors(settings):
         count, size = _size_of(asked)
         sync_every = Recipe(total_steps=steps, sync_every=asked.sync_every).steps_per_round
         if asked.optimizer not in MOMENTS:
@@ -100,7 +105,7 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     row = (f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent))
     screen.show(("steps", "of the run", "trials at a time", "sent"), [row], "The search")
     screen.say(
-        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms; hdet doctor measures it), "
+        f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms), "
         f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
     # What follows from the time of a step is not known where that was not given.

@@ -12,9 +12,8 @@ from enum import Enum
 from pathlib import Path
 
 import torch
-import typer
 
-from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_rank, launch, leave
+from hdet.lab.cli.processes import chosen_device, in_ranks, is_rank, is_writer, leave
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
 from hdet.lab.page import LivePage, Run, headline, read_run
 from hdet.lab.page.method_parts import method_parts
@@ -34,7 +33,7 @@ from hdet.trackers import TensorBoardSink, WandbSink
 
 def screen_of_rank(is_json: bool, is_quiet: bool) -> Screen:
     """Make the screen of this process, silent on all ranks but zero. Sets the threads of torch too."""
-    if is_rank() and os.environ["RANK"] != "0":
+    if not is_writer():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # one rank speaks
         is_json, is_quiet = False, True
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -63,17 +62,16 @@ class RunCommand:
     """The run goes on from its last checkpoint."""
 
     def __post_init__(self) -> None:
+        engine, count = "virtual", self.config.replicas
         if is_rank():
-            num_ranks = int(os.environ["WORLD_SIZE"])
-            self.config = dataclasses.replace(self.config, engine="torchrun", replicas=num_ranks)
-        self._is_main = not is_rank() or os.environ["RANK"] == "0"
+            engine, count = "torchrun", int(os.environ["WORLD_SIZE"])
+        self.config = dataclasses.replace(self.config, engine=engine, replicas=count)
+        self._is_main = is_writer()
         self._is_searching = self.config.find and not self.is_resumed
         self._was_search_ended = False
 
     def train_and_report(self) -> None:
-        """Do so here, or start the processes that do."""
-        if self.config.engine == "torchrun" and not is_rank():
-            raise typer.Exit(self._launch())
+        """Train, write the report, and leave."""
         with usage_errors(), in_ranks(self.path) as path:
             folder, screen = RunFolder(path), self.screen
             if self._is_main and not self.is_resumed:
@@ -110,7 +108,6 @@ class RunCommand:
             stop_on_signal(insist=not is_rank(), ends_at_once=self._ends_at_once) as should_stop,
             screen.progress(self.config.steps, label) as bar,
         ):
-            hears_signals()
 
             def begin() -> None:
                 self._is_searching = False
@@ -144,24 +141,6 @@ class RunCommand:
             if self.overwrites:
                 RunFolder(path).remove_run()
             RunFolder.create(path, self.config, task_facts(self.new_task))
-
-    def _launch(self) -> int:
-        """Start one process per replica, each of which goes on with (or begins) the run in the folder."""
-        with usage_errors():
-            self._create(self.path)  # the ranks read it
-        arguments = ["resume", str(self.path), "--device", self.device, *["--live"] * self.is_live]
-        arguments += [f"--track={tracker.value}" for tracker in self.trackers]
-        arguments += ["--json"] * self.screen.is_json + ["--quiet"] * self.screen.console.quiet
-        code, is_stopped = launch(arguments, self.config.replicas)
-        folder = RunFolder(self.path)
-        result = folder.read_result()
-        if is_stopped and self.new_task and result is None and not folder.has_checkpoint:  # nothing trained
-            folder.remove_run()
-            with contextlib.suppress(OSError):  # there is something else in it
-                self.path.rmdir()
-        if is_stopped and (code or result is None):
-            return Exit.STOPPED
-        return code or (Exit.FAILED if result is None else Exit.of(result["status"]))
 
     def _sinks(self, folder: RunFolder) -> list[RecordSink]:
         named = {"name": self.config.name or folder.path.name, "config": self.config.to_json()}

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Exit:
 
     OK = 0
     FAILED = 1
-    """Training failed: a loss or the parameters are not finite. Or a check failed."""
+    """Training failed: a loss or the parameters are not finite."""
     DIVERGED = 3
     """Training ended above its first held-out loss."""
     USAGE = 2
@@ -137,20 +137,18 @@ def numbers(flag: str, text: str) -> list[float]:
         raise ValueError(f"{flag} must be numbers with commas between them, got {text!r}") from None
 
 
-_FLAGS = {
-    "bandwidth_bytes_per_second": "--bandwidth",
-    "num_jobs": "--jobs",
-    "studies": "--study",
-    "total_steps": "--steps",
-} | {name: "--" + name.replace("_", "-") for name in ("high", "low", "per_decade")}
-"""Options by the names that the library has for them."""
-
-
-_REMEDIES = {
-    "Give more held-out data": "Leave held_out_weight_decay out, or use a task with a larger probe_batch()",
-    "Set weight_decay=0.01 in the optimizer": "Pass --weight-decay 0.03",
+_OPTIONS = {
+    "bandwidth_bytes_per_second": "bandwidth",
+    "num_jobs": "jobs",
+    "studies": "study",
+    "total_steps": "steps",
 }
-"""What a user of the command can do, by what the library says."""
+"""Options by the names that the library has for them."""
+_REMEDIES = {
+    "probe": "leave held_out_weight_decay out, or use a task with a larger probe_batch()",
+    "weight_decay": "pass --weight-decay 0.03",
+}
+"""What a user of the command can do about a warning, by its argument."""
 
 
 def show_warnings_plainly() -> None:
@@ -158,27 +156,32 @@ def show_warnings_plainly() -> None:
     as_python_does = warnings.formatwarning
 
     def one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
-        if not issubclass(category, HdetWarning):
+        if not isinstance(message, HdetWarning):
             return as_python_does(message, category, *place)
-        text = str(message)
-        for in_library, here in _REMEDIES.items():
-            text = text.replace(in_library, here)
-        return f"hdet: warning: {text}\n"
+        here = _REMEDIES.get(message.argument, message.remedy)
+        return f"hdet: warning: {str(message).removesuffix(message.remedy)}{here if message.remedy else ''}\n"
 
     warnings.formatwarning = one_line
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Turn the errors of bad input into one line and exit code 2, and Ctrl-C into one and 130."""
+def usage_errors(options: Collection[str] = ()) -> Iterator[None]:
+    """Turn the errors of bad input into one line and exit code 2, and Ctrl-C into one and 130.
+
+    Args:
+        options: of the command. An argument of this name is told as the option.
+    """
     try:
         yield
     except (ValueError, TypeError, OSError, HdetError) as error:
         if os.environ.get("HDET_DEBUG"):
             raise
         kind = "" if isinstance(error, (ValueError, HdetError)) else f"{type(error).__name__}: "
-        first, space, rest = str(error).partition(" ")
-        print(f"hdet: {kind}{_FLAGS.get(first, first)}{space}{rest}", file=sys.stderr)
+        text, argument = str(error), getattr(error, "argument", "")
+        if argument in options or argument in _OPTIONS:
+            option = "--" + _OPTIONS.get(argument, argument).replace("_", "-")
+            text = option + text.removeprefix(argument)
+        print(f"hdet: {kind}{text}", file=sys.stderr)
         raise typer.Exit(Exit.USAGE) from None
     except KeyboardInterrupt:
         print("hdet: stopped", file=sys.stderr)

@@ -15,7 +15,7 @@ from hdet.lab.cli.screen import show_warnings_plainly
 def test_a_warning_of_hdet_is_one_line_and_others_are_as_python_shows_them(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back after the test
     show_warnings_plainly()
-    said = [warnings.formatwarning("rows", kind, "a.py", 3) for kind in (HdetWarning, UserWarning)]
+    said = [warnings.formatwarning(kind("rows"), kind, "a.py", 3) for kind in (HdetWarning, UserWarning)]
     assert said[0] == "hdet: warning: rows\n" and said[1].startswith("a.py:3: UserWarning: rows")
 
 
@@ -32,5 +32,5 @@ def test_a_warning_has_a_remedy_that_the_command_has(monkeypatch):
         )
         hdet.Ensemble(optimizer, explore=[hdet.WeightDecay(0.5)], sync_every=2)
     few, none = (warnings.formatwarning(one.message, one.category, "a.py", 3) for one in caught[:2])
-    assert few.endswith("chance. Leave --find-decay out, or use a task with a larger probe_batch()\n")
-    assert none.endswith("nothing is explored. Pass --weight-decay 0.03\n")
+    assert few.endswith("leave held_out_weight_decay out, or use a task with a larger probe_batch()\n")
+    assert none.endswith("so it does nothing: pass --weight-decay 0.03\n")

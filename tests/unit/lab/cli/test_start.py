@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.imports import SLOW_PACKAGES, imported_by
 
 PLAN = ["plan", "--parameters", "1B", "--replicas", "8", "--step-seconds", "0.5", "--bandwidth", "25"]
-HELP = [[name, "--help"] for name in ("run", "resume", "sweep", "report", "doctor")]
+HELP = [[name, "--help"] for name in ("run", "resume", "sweep", "report")]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], PLAN, *HELP], ids=lambda words: words[0])

@@ -13,6 +13,7 @@ from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
 from hdet.lab.train.runner import run
 from hdet.method.thermostat import FOUND, GUESS, LAST
+from hdet.round_record import ThermostatRecord
 from tests.helpers.replicas import run_replicas
 
 BASE = RunConfig(
@@ -26,7 +27,8 @@ def trained(path: Path, config: RunConfig = BASE, **more: Any) -> tuple[Any, lis
 
 
 def factors_of(records: list[hdet.RoundRecord]) -> list[float]:
-    return [factor for record in records for factor in record.thermostat_factors]
+    sections = [r.section(ThermostatRecord) for r in records if ThermostatRecord.name in r.controllers]
+    return [factor for section in sections for factor in section.factors]
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])
@@ -41,7 +43,7 @@ def test_a_low_learning_rate_rises_and_the_loss_is_lower(tmp_path: Path, spread:
 
 
 def test_it_goes_on_where_it_was_stopped_also_beside_the_weight_decay(tmp_path: Path):
-    config = dataclasses.replace(BASE, find_decay=True, find=True)
+    config = dataclasses.replace(BASE, controllers=("thermostat", "held_out_weight_decay"), find=True)
     whole, expected = trained(tmp_path / "whole", config)
     stop_at = iter([False] * 6 + [True] * 100)
     trained(tmp_path / "run", config, should_stop=lambda: next(stop_at))
@@ -65,11 +67,11 @@ def test_ranks_move_as_virtual_replicas_do(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 199}, "steps must be at least 200 for the thermostat, got 199: train longer"),
-        ({"probe": False}, "probe must be True for the thermostat, got False"),
-        ({"gradients": "local"}, "gradients must be shared for the thermostat, got local"),
-        ({"warmup": 0.1}, "warmup must be at least 0.35 for the thermostat, got 0.1"),
-        ({"sync_every": 6}, "sync_every must be at most 5 for the thermostat, got 6: where replicas differ"),
+        ({"steps": 199}, "steps must be at least 200 for a Thermostat, got 199: it steers while"),
+        ({"probe": False}, "probe must be an hdet.Probe for a Thermostat, got None: leave --no-probe out"),
+        ({"gradients": "local"}, "gradients must be 'shared' for a Thermostat, got 'local'"),
+        ({"warmup": 0.1}, "warmup must be at least 0.35 for a Thermostat, got 0.1"),
+        ({"sync_every": 6}, "sync_every must be at most 5 for a Thermostat where replicas differ, .*, got 6"),
     ],
     ids=str,
 )
@@ -84,5 +86,5 @@ def test_what_was_found_is_its_prior(tmp_path: Path):
 
     for find, priors in ((True, FOUND), (False, GUESS)):
         trainer = Trainer(Digits(), BASE, None, "cpu", searches=find)
-        state = trainer.engine.steering.state_dict()["parts"]["thermostat"]
+        state = trainer.engine.state_dict()["controllers"]["thermostat"]
         assert state["priors"] == [list(prior) for prior in priors]
