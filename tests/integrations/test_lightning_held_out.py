@@ -9,7 +9,7 @@ import torch
 
 import hdet
 
-pytest.importorskip("lightning")
+pytest.importorskip("lightning", reason="lightning is not installed; make test-integrations runs them")
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger

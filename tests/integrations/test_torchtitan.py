@@ -11,7 +11,7 @@ from torch import nn
 import hdet
 from hdet.integrations.torchtitan import AutoLRContainer
 
-pytest.importorskip("torchtitan")
+pytest.importorskip("torchtitan", reason="torchtitan is not installed; make test-integrations runs them")
 from tests.integrations.launch import run_ranks, run_script
 from tests.integrations.titan_runs import ACCUMULATED, MAX_NORM, STEPS, build, joined, loss_of
 

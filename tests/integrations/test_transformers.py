@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import hdet
+from tests.helpers.needed import needed
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytest.importorskip("transformers", reason="transformers is not installed; make test-integrations runs them")
 from transformers import EarlyStoppingCallback, TrainerCallback, default_data_collator
 
 from hdet.integrations.transformers import HdetCallback
@@ -269,7 +269,7 @@ def test_a_second_training_searches_again_and_leaves_no_hooks(tmp_path):
 
 
 def test_lora_trains_its_adapters_alone_and_resumes_bit_equal(tmp_path):
-    peft = pytest.importorskip("peft")
+    peft = needed("peft")
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
 
     def trainer_of(callback):

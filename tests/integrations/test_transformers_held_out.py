@@ -9,8 +9,7 @@ import torch
 
 import hdet
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytest.importorskip("transformers", reason="transformers is not installed; make test-integrations runs them")
 from transformers import Trainer, TrainerCallback
 
 from hdet.integrations.transformers import HdetCallback

@@ -12,8 +12,7 @@ import torch
 
 import hdet
 
-pytest.importorskip("jax")
-pytest.importorskip("optax")
+pytest.importorskip("jax", reason="jax is not installed; make test-jax runs them")
 import jax
 import jax.numpy as jnp
 import optax

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("jax")
-pytest.importorskip("optax")
+pytest.importorskip("jax", reason="jax is not installed; make test-jax runs them")
 import jax
 import jax.numpy as jnp
 import optax

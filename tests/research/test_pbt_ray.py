@@ -11,7 +11,7 @@ from hdet.lab.tasks.task import load_task
 from hdet.lab.train.runner import evaluate
 from research.peers import METHODS
 
-pytest.importorskip("ray", reason="make test-ray runs it")
+pytest.importorskip("ray", reason="ray is not installed; make test-ray runs them")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 FAILING = """

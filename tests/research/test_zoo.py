@@ -104,16 +104,16 @@ def test_muon_and_adamw_step_each_their_own():
 
 
 def test_other_sizes_sweep_until_the_best_is_inside_and_then_search():
-    records, best = [], -9
+    records, best = [], -18
     for _ in range(4):
-        wanted = other_sizes._next(records, "movies_factorization")
+        wanted = other_sizes._next(records, "chars_gpt_on_1")
         specs = [s for s in wanted if not any(s.items() <= r.items() for r in records)]
         for spec in specs:
             loss = 1 + abs(round(8 * math.log10(spec["lr"])) - best)
             found = {"found_lr": 0.1, "search_steps": 250} if spec["start"] else {}
             records.append(spec | {"final_loss": loss, "found_lr": None, "search_steps": None} | found)
     swept = {r["lr"] for r in records if r["method"] == "sweep"}
-    assert swept == {lr_at(place) for place in (-12, -9, -6, -3, 0, 3)}  # one more, below the five
+    assert swept == {lr_at(place) for place in (-21, -18, -15, -12, -9, -6)}  # one more, below the five
     starts = {r["lr"] for r in records if r["start"] is not None}
     assert sorted(starts) == pytest.approx([0.1 * lr_at(best), 10 * lr_at(best)])
-    assert "| 0.07499 | 0.1 | 0.1 | 9.000 | 9.000 | 2.5 % |" in other_sizes.table(records)
+    assert "| 0.005623 | 0.1 | 0.1 | 9.000 | 9.000 | 25.0 % |" in other_sizes.table(records)

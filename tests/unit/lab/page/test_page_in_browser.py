@@ -29,10 +29,10 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 LINK = '<a href="javascript:alert(3)">lr</a>%{x}'
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: no browser to show the page in"
+    CHROMIUM is None, reason="chromium is not installed; make browser installs it"
 )
 sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install 'hdet[dev]'"
+    "playwright.sync_api", reason="playwright is not installed; make install installs it"
 )
 
 

@@ -149,7 +149,7 @@ def test_a_directory_in_place_of_a_file_becomes_a_note(tmp_path: Path) -> None:
     assert any(note.startswith("config.json cannot be read") for note in notes)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything; run them as another user")
 def test_a_file_that_may_not_be_read_becomes_a_note(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     (path / "records.jsonl").chmod(0)
