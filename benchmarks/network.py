@@ -2,7 +2,7 @@
 
 Two ranks in two network namespaces are joined by a veth pair that `tc` limits. Both train the same
 transformer in turn, a few times: with shared gradients, and with `hdet.presets.diloco` and `local_sgd`. The
-namespaces are removed at the end. Writes docs/experiments/network.json.
+namespaces are removed at the end. Writes benchmarks/network.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mbit", type=float, default=100.0, help="speed of the link in Mbit/s")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments" / "network.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "network.json")
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:

@@ -1,7 +1,7 @@
 """What the statistics of BatchNorm should be at the end of a run with hdet.AutoLR, whose weights are a mean.
 
-    python -m research.batch_norm --out docs/experiments/batch_norm.json
-    python -m research.batch_norm --table docs/experiments/batch_norm.json
+    python -m research.batch_norm --out research/records/batch_norm.json
+    python -m research.batch_norm --table research/records/batch_norm.json
 
 Small models with BatchNorm train with find_lr and AutoLR. Then the held-out loss is measured with the
 statistics as the last step left them, with their mean over the tail, and with ``update_bn`` of torch, which

@@ -1,7 +1,7 @@
 """Every preset and rule of local training against shared gradients, on a task of the command line.
 
-    python -m research.local_training --task digits --steps 300 --out docs/experiments/local-training.json
-    python -m research.local_training --table docs/experiments/local-training.json
+    python -m research.local_training --task digits --steps 300 --out research/records/local-training.json
+    python -m research.local_training --table research/records/local-training.json
 
 Four virtual replicas train with AdamW, a warm-up of 10 % and a linear anneal. All sync every 25 steps,
 but for SWAP, which averages once, and shared gradients, which are averaged at every step. Population-based

@@ -1,7 +1,8 @@
 """Hooks of mkdocs: pages that lie beside docs/, links to them, and equations that need no script.
 
 The README is the first page. Examples, changelog and contributing are pages too. Equations between dollar
-signs become MathML, which browsers draw by themselves, so that a page asks nothing of the network.
+signs become MathML, which browsers draw by themselves, so that a page asks nothing of the network. Logs and
+records stay in the repository: a page links to them there, or names their path.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md")
+ELSEWHERE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)*((?:research|benchmarks|scripts)/[^)#]+)(#[^)]*)?\)")
+"""A link to a file of the repository that is no page."""
 PUBLIC = re.compile(r"`(hdet(?:\.\w+)*\.[A-Za-z]\w*)`")
 
 
@@ -31,10 +34,13 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=text))
     for path in (ROOT / "examples").glob("*.ipynb"):  # to download
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
+    for path in (ROOT / "research").glob("*/records/**/*.png"):  # figures that pages show
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Make links work from where the page stands in the site."""
     source = page.file.src_uri
     if source in ("index.md", *BESIDE):
@@ -44,11 +50,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"\]\((?:\.\./)*examples/(\w+\.ipynb)\)", rf"]({up}examples/\1)", markdown)
     markdown = re.sub(r"\]\((?:\.\./)+README\.md", f"]({up}index.md", markdown)
     markdown = re.sub(rf"\]\((?:\.\./)+({'|'.join(BESIDE)})", rf"]({up}\1", markdown)
-    if source.startswith(("docstrings", "experiments/")):
+    markdown = ELSEWHERE.sub(lambda found: _in_repository(found, config.repo_url), markdown)
+    markdown = re.sub(r"\]\((?:\.\./)*research/", f"]({up}research/", markdown)
+    if source == "docstrings.md":
         page.meta["search"] = {"boost": 0.3}  # guides come first among the results of a search
     if source == "api.md":
         markdown = _linked_names(markdown)
     return markdown
+
+
+def _in_repository(link: re.Match[str], repository: str | None) -> str:
+    """The link with the repository's address, or text and path where there is no address."""
+    text, path, anchor = link[1], link[2], link[3] or ""
+    if repository:
+        return f"[{text}]({repository.rstrip('/')}/blob/main/{path}{anchor})"
+    return f"{text} (`{path}`)"
 
 
 def on_page_content(html_text: str, **_: Any) -> str:

@@ -1,7 +1,7 @@
 """Draw how held-out data moves the weight decay: python scripts/picture_of_decay.py [--again].
 
 The task is `charlm` on 20,000 characters, which repeat, once with a fixed weight decay of 0.03 and once with
-one that is found in the run. What the runs saw is kept in docs/experiments/decay.json, and --again makes it
+one that is found in the run. What the runs saw is kept in scripts/records/decay.json, and --again makes it
 anew, in about a minute.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "experiments" / "decay.json"
+RECORD = ROOT / "scripts" / "records" / "decay.json"
 PICTURE = ROOT / "docs" / "figures" / "decay.png"
 STEPS, PEAK, START, SEED, CHARACTERS = 1000, 0.02, 0.03, 0, 20_000
 SCALES = [0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16, 1.2]

@@ -1,7 +1,7 @@
 """Draw fan-out and converge as a real run did them: python scripts/picture_of_method.py [--again].
 
 The task is `charlm` with eight virtual replicas and the paper's spread of 1/9. What the run saw is kept in
-docs/experiments/method.json, and --again makes it anew.
+scripts/records/method.json, and --again makes it anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "experiments" / "method.json"
+RECORD = ROOT / "scripts" / "records" / "method.json"
 PICTURE = ROOT / "docs" / "figures" / "method.png"
 STEPS, STEPS_PER_ROUND, NUM_REPLICAS, PEAK, SEED = 1000, 50, 8, 0.03, 0
 FIRST_SHOWN, NUM_SHOWN = 300, 200

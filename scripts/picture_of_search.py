@@ -1,8 +1,8 @@
 """Draw a real search beside whole runs at every learning rate: python scripts/picture_of_search.py [--again].
 
 The task is `charlm`, from a guess that is 100 times too low. What the search saw is kept in
-docs/experiments/search.json, and --again makes it anew. The whole runs are those of the comparison,
-docs/experiments/compare/charlm/compare.jsonl, of the same seed.
+scripts/records/search.json, and --again makes it anew. The whole runs are those of the comparison,
+research/compare/records/charlm/compare.jsonl, of the same seed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hdet import FoundLR
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "experiments" / "search.json"
-RUNS = ROOT / "docs" / "experiments" / "compare" / "charlm" / "compare.jsonl"
+RECORD = ROOT / "scripts" / "records" / "search.json"
+RUNS = ROOT / "research" / "compare" / "records" / "charlm" / "compare.jsonl"
 PICTURE = ROOT / "docs" / "figures" / "search.png"
 GUESS, SEED, STEPS, NUM_REPLICAS = 0.0005623, 0, 1000, 8
 BAND, DOT, INK, GREY = "#4c78a8", "#e45756", "#222222", "#8a8a8a"

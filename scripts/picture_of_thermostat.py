@@ -1,6 +1,6 @@
 """Draw what averaging gains by learning rate, and where it led runs: python scripts/picture_of_thermostat.py.
 
-Everything comes from the runs that `python -m research thermostat --out docs/experiments/thermostat` made.
+Everything comes from the runs that `python -m research thermostat --out research/thermostat/records` made.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
     from research.thermostat.experiment import open_ledger
     from research.thermostat.summary import cases
 
-    records = open_ledger(ROOT / "docs" / "experiments" / "thermostat").records
+    records = open_ledger(ROOT / "research" / "thermostat" / "records").records
     found = cases(records)
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)

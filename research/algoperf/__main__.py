@@ -1,7 +1,7 @@
 """Run our submission and AlgoPerf's own baselines on its mnist workload, and print the table.
 
-    python -m research.algoperf --clone CLONE --data FOLDER --out docs/experiments/algoperf/mnist.json
-    python -m research.algoperf --table docs/experiments/algoperf/mnist.json
+    python -m research.algoperf --clone CLONE --data FOLDER --out research/algoperf/records/mnist.json
+    python -m research.algoperf --table research/algoperf/records/mnist.json
 
 CLONE is a clone of AlgoPerf that runs under this Python, and FOLDER what ``python -m research.algoperf.data``
 has made. Runs that are in the file already are not made again.

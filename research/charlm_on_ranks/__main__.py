@@ -3,8 +3,8 @@
     python -m research.charlm_on_ranks            # run what is missing, then print the table
     python -m research.charlm_on_ranks --table    # only the table, from the saved results
 
-Each cell is mean and standard deviation over three seeds. Results are kept in docs/experiments/charlm.json,
-so that the table can be rebuilt without training. ``python -m research compare`` has many more methods.
+Each cell is mean and standard deviation over three seeds. Results are kept in records/charlm.json, so that
+the table can be rebuilt without training. ``python -m research compare`` has many more methods.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "experiments" / "charlm.json"
+RESULTS = Path(__file__).parent / "records" / "charlm.json"
 METHODS = {
     "plain DDP, OneCycleLR": ["--spread", "0", "--controller", "none"],
     "spread 1/9, averaging": ["--controller", "none"],

@@ -82,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--out", type=Path, default=Path("runs/on_ranks.jsonl"))
     given = parser.parse_args()
-    records = open_ledger("docs/experiments/explore").records
+    records = open_ledger("research/explore/records").records
     rates = {name: float(f"{rate_of(records, name):.4g}") for name in given.problems.split(",")}
     jobs = [(name, m, seed, rates[name]) for name in rates for seed in given.seeds for m in METHODS]
     given.out.parent.mkdir(parents=True, exist_ok=True)

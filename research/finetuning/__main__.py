@@ -1,7 +1,7 @@
 """Fine-tune a tiny language model on other text, with all weights and with LoRA, against a sweep.
 
-    python -m research.finetuning --out docs/experiments/finetuning.json
-    python -m research.finetuning --table docs/experiments/finetuning.json
+    python -m research.finetuning --out research/finetuning/records/finetuning.json
+    python -m research.finetuning --table research/finetuning/records/finetuning.json
 
 A byte-level GPT-2 is trained on the source text of Python's standard library, and fine-tuned on the man pages
 of this machine. The sweep has a factor of 2 between learning rates, with the Trainer's default schedule

@@ -1,7 +1,7 @@
 """Three problems of the zoo in JAX: what hdet.jax finds, against a sweep and against torch.
 
-    python -m research.jax_zoo --out docs/experiments/jax_zoo.json
-    python -m research.jax_zoo --table docs/experiments/jax_zoo.json
+    python -m research.jax_zoo --out research/jax_zoo/records/jax_zoo.json
+    python -m research.jax_zoo --table research/jax_zoo/records/jax_zoo.json
 
 Data, initial weights, optimizers, starts and steps are those of the zoo. The search is part of the steps. The
 sweep has nine learning rates, four to a factor of ten, with the schedule and the tail of hdet.jax.auto_lr and
@@ -37,7 +37,7 @@ from research.zoo.sweep import PER_DECADE, lr_at
 STARTS = (0.1, 1.0, 10.0)
 LATTICE = range(-8, 9, 2)
 """Points of the sweep around the zoo's best: four to a factor of ten, over two decades."""
-TORCH_RECORDS = Path("docs/experiments/zoo")
+TORCH_RECORDS = Path("research/zoo/records")
 
 
 def as_numpy(batch: Any) -> Any:

@@ -1,6 +1,6 @@
 """The same run of the zoo in torch and in JAX, in float32 and in float64: do they end at the same loss?
 
-    python -m research.jax_zoo.against_torch --out docs/experiments/jax_against_torch.json
+    python -m research.jax_zoo.against_torch --out research/jax_zoo/records/against_torch.json
 
 Both train from the same weights, on the same batches, at the same peak learning rate. In float64 both should
 end at the same loss. How far they end apart in float32 is what rounding does.

@@ -25,7 +25,7 @@ class Model:
     optimizer: Callable[[Any], optax.GradientTransformation]
     """Of the learning rate; the zoo's own, with its constants."""
     best_lr: float
-    """The best of the zoo's sweep, in ``docs/experiments/zoo``. Starts are factors on it."""
+    """The best of the zoo's sweep, in ``research/zoo/records``. Starts are factors on it."""
 
 
 def _linear(weights: Weights, name: str, x: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ __all__ = ["FACTORS", "ZOO", "best_of", "open_ledger", "run_study"]
 _KEY = ("problem", "method", "start", "lr", "seed")
 _MOST = 8
 """How many neighbours a sweep of a random problem goes from its middle, at most."""
-_ZOO_RUNS = Path(__file__).parents[2] / "docs" / "experiments" / "zoo"
+_ZOO_RUNS = Path(__file__).parents[1] / "zoo" / "records"
 FACTORS = (0.2, 0.45, 1.0, 2.2, 5.0)
 """Learning rates of the law, over the best of the zoo's sweep."""
 STARTS = (0.2, 1.0, 5.0)

@@ -37,7 +37,7 @@ from research.zoo.sweep import lr_at
 
 __all__ = ["CASES", "Case", "table"]
 
-_FOLDER = Path(__file__).parents[2] / "docs" / "experiments" / "zoo"
+_FOLDER = Path(__file__).parent / "records"
 _KEY = ("problem", "method", "start", "lr", "seed")
 _SWEEP, _FOUND = "sweep", "hdet_find_on_top"
 _STRIDE = 3

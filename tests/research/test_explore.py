@@ -61,7 +61,11 @@ def test_held_out_problems_are_there_and_no_name_is_in_both_splits():
 
 
 def test_the_tables_of_the_docs_are_those_of_the_records():
-    folder = Path(__file__).parents[2] / "docs"
-    page = (folder / "weight-decay.md").read_text()
-    for table in tables(experiment.open_ledger(folder / "experiments/explore").records).split("\n\n"):
-        assert table in page
+    root = Path(__file__).parents[2]
+    printed = tables(experiment.open_ledger(root / "research/explore/records").records)
+    results = (root / "research/explore/results.md").read_text()
+    for table in printed.split("\n\n"):
+        assert table in results
+    page = (root / "docs/weight-decay.md").read_text()
+    shown = page.split("<!-- rows of: python -m research explore --table")[1].split("\n\n")[0]
+    assert all(row in printed for row in shown.splitlines()[1:])

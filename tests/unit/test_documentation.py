@@ -21,6 +21,7 @@ from tests.helpers.replicas import run_replicas
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+LOGS = sorted((ROOT / "research").glob("**/*.md"))
 
 
 def snippets(mark: str) -> list[Any]:
@@ -75,7 +76,7 @@ def without_docstring(function: Any) -> str:
 
 def test_named_tests_exist() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for page in PAGES:
+    for page in [*PAGES, *LOGS]:
         for name in re.findall(r"`(test_\w+)`", page.read_text()):
             assert f"def {name}(" in sources, f"{page.name} names {name}"
 
@@ -91,7 +92,7 @@ def test_named_parts_of_the_library_exist() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in [*PAGES, *LOGS]:
         for target in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
