@@ -40,6 +40,7 @@ CONVERGE_MEMORY = 1.01
 ADDED_WALL_CLOCK = 0.001
 SEARCH_22K, SEARCH_121K = 0.120, 0.100
 EXPLORED_DECAY = 1.05
+RECIPE, RECIPE_THERMOSTAT, RECIPE_DECAY = 1.12, 1.20, 1.25
 IMPORT = 1.1
 """All bounds that there are. A row that is in none of them is measured and reported."""
 
@@ -419,6 +420,74 @@ def _decay_run(job: Job, held_out: Sequence[Any] | None) -> Iterator[None]:
             yield
 
 
+# --- the recipe where there is next to nothing to do ---------------------------------------------------
+
+_SMALL_STEPS, _SMALL_BLOCK = 600, 60
+
+
+def recipe_rows() -> list[Row]:
+    """AutoLR against OneCycleLR on a small model: whole runs in CPU time, which take turns block by block."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(32 * _SMALL_STEPS, 64, generator=generator)
+    labels = (inputs @ torch.randn(64, 10, generator=generator)).argmax(dim=1)
+    batches = list(zip(inputs.split(32), labels.split(32), strict=True))
+    probe = hdet.Probe(batches[:8], _small_loss)
+    thermostat = [hdet.Thermostat()]
+    cases = {
+        "AutoLR": (RECIPE, []),
+        "AutoLR with a thermostat": (RECIPE_THERMOSTAT, thermostat),
+        "AutoLR with a thermostat and held-out weight decay": (
+            RECIPE_DECAY,
+            [*thermostat, hdet.HeldOutWeightDecay()],
+        ),
+    }
+    seconds: dict[str, list[float]] = {}
+    for _ in range(16):
+        runs = {name: _small_run(batches, told, probe) for name, (_, told) in cases.items()}
+        runs["OneCycleLR"] = _small_run(batches, None, probe)
+        blocks = zip(*runs.values(), strict=True)
+        for name, parts in zip(runs, zip(*blocks, strict=True), strict=True):
+            seconds.setdefault(name, []).append(sum(parts) / _SMALL_STEPS)
+    seconds = {name: each[1:] for name, each in seconds.items()}  # the first turn does not count
+    where = "MLP of 5.7k parameters, batch 32, 600 steps, CPU time of a step"
+    plain = seconds["OneCycleLR"]
+    return [
+        _row(f"AdamW + {name} over AdamW + OneCycleLR, {where}", bound, seconds[name], plain, "us")
+        for name, (bound, _) in cases.items()
+    ]
+
+
+def _small_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def _small_run(
+    batches: Sequence[Any], controllers: Sequence[Any] | None, probe: hdet.Probe
+) -> Iterator[float]:
+    """One run, with OneCycleLR where controllers are None. It yields the CPU time of every block of steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 76), nn.ReLU(), nn.Linear(76, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    is_plain = controllers is None
+    told = {"controllers": controllers, "probe": probe} if controllers else {}
+    scheduler: Any = (
+        OneCycleLR(optimizer, 3e-3, total_steps=_SMALL_STEPS)
+        if is_plain
+        else hdet.AutoLR(optimizer, total_steps=_SMALL_STEPS, model=model, **told)
+    )
+    for first in range(0, _SMALL_STEPS, _SMALL_BLOCK):
+        start = time.process_time()
+        for batch in batches[first : first + _SMALL_BLOCK]:
+            loss = _small_loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            _ = scheduler.step() if is_plain else scheduler.step(loss)
+        yield time.process_time() - start
+
+
 # --- virtual replicas -------------------------------------------------------------------------------
 
 
@@ -526,6 +595,7 @@ ROWS: dict[str, Callable[[], list[Row]]] = {
     "search": search_rows,
     "finders": finder_rows,
     "decay": decay_rows,
+    "recipe": recipe_rows,
     "virtual": virtual_rows,
     "import": import_rows,
 }

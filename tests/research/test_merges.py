@@ -90,7 +90,7 @@ def test_pbt():
 
     def before(step, ensemble, members):
         # What each replica is to use: the base times a factor between 0.8 and 1.2, drawn anew in each round.
-        factors = ensemble.engine.reassign.positions(ensemble.engine.num_steps // T)["lr"]
+        factors = ensemble.engine.explored.learning_rates[0].places
         assert sorted(1 + 0.2 * x for x in factors) == pytest.approx([0.8, 1 - 0.2 / 3, 1 + 0.2 / 3, 1.2])
         for optimizer, x in zip(members.optimizers, factors, strict=True):
             optimizer.param_groups[0]["lr"] = base[0] * (1 + 0.2 * x)

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.checks import require_number
 from hdet.ensemble import state
-from hdet.ensemble.construction import Parts
-from hdet.ensemble.rounds import NOTICES, StepCounter
-from hdet.errors import HdetError
-from hdet.explore import Hyperparameter
+from hdet.ensemble.rounds import NOTICES, ParameterWatch, Rounds, StepCounter
+from hdet.ensemble.settings import Settings, check_objects
+from hdet.errors import HdetError, WarnOnce
+from hdet.explore import ExploredValues, Hyperparameter
 from hdet.method.merges import Merge
+from hdet.method.recipe import tail_steps
 from hdet.records import RecordSink, RoundRecord
-from hdet.replicas import ReplicaGroup, Replicas
-from hdet.replicas.optimizers import claim, release
+from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
+from hdet.replicas.copies import ALONE
+from hdet.replicas.exchange import raising_together
+from hdet.replicas.gradients import require_local_gradients
+from hdet.replicas.optimizers import (
+    claim,
+    optimizer_layers,
+    partitioning_layer,
+    peak_rate,
+    plain_model,
+    plain_scheduler,
+    release,
+)
 from hdet.replicas.probe import Probe
+from hdet.replicas.refusals import OPTIMIZERS, refuse
+from hdet.replicas.tail import Tail
 from hdet.replicas.tensors import parameters_of
+from hdet.steering import Surroundings, at_work, explored_by
 from hdet.steering.needs import AnyController
+from hdet.weak_hook import Closing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Ensemble(Parts):
+class Ensemble(Closing):
     """Hyperparameter-divergent training over any optimizer and any schedule.
 
     Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
@@ -117,21 +135,68 @@ class Ensemble(Parts):
         average_tail: float = 0.0,
         patience: float = 60.0,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**given)
-        self.seed, self.sync_every, self.total_steps = seed, sync_every, self.settings.total_steps
-        self._tail_steps = range(0) if self.tail is None else self.tail.steps
+        given = locals()
+        group = _group_of(replicas, optimizer, patience)
+        with raising_together(group):
+            layers = optimizer_layers(optimizer)
+            self.optimizer, model = layers[-1], plain_model(model)
+            self.scheduler: state.Schedule | None = plain_scheduler(scheduler)
+            check_objects(layers, self.scheduler, model)
+            if total_steps is None:
+                given["total_steps"] = getattr(self.scheduler, "total_steps", None)
+            settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+            self.replicas = (
+                replicas if isinstance(replicas, Replicas) else _ranks(settings, group, model, layers)
+            )
+            explored = [*settings.explore, *explored_by(settings.controllers)]
+            self.explored = ExploredValues(explored, self.optimizer)
+            if (self.explored.explores or settings.is_local) and self.replicas.has_others:
+                refuse("optimizer", layers, OPTIMIZERS, "differ")
+            self.warn = WarnOnce(is_silent=not self.replicas.is_writer)
+            self.controllers = at_work(
+                settings.controllers,
+                Surroundings(
+                    values=self.explored,
+                    replicas=self.replicas,
+                    warn=self.warn,
+                    sync_every=sync_every,
+                    total_steps=settings.total_steps,
+                ),
+            )
+            moments = settings.moments_for(self.optimizer, self.explored)
+            self.settings = settings = replace(settings, moments=moments)
+            self.tail = Tail(self.replicas, tail_steps(settings.total_steps or 1, settings.average_tail))
+            self.rounds = Rounds(settings, self.replicas, self.explored, self.controllers, self.tail)
+        self.replicas.require_same(settings.compared())
+        with raising_together(group):
+            for one in self.controllers:
+                one.try_out()
+        # Records may be given to replica zero alone: every replica then takes part in its rounds.
+        is_recorded = self.replicas.any(records is not None)
+        self.seed, self.sync_every, self.total_steps = seed, sync_every, settings.total_steps
 
         # From here on things change.
         self._counter = StepCounter(parameters_of(self.optimizer), self.warn)
+        # What shards a model shows whole parameters in the place of its own while it computes.
+        self.watch = ParameterWatch(
+            self.optimizer,
+            None if self.replicas.is_sharded else self.replicas.model,
+            is_partitioned=partitioning_layer(layers) is not None,
+        )
+        self.peaks = [
+            [peak_rate(self.optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
+            for tunable in self.explored.learning_rates
+        ]
+        """Of every slot of every learning rate, as asked for."""
         self._begins_equal = self.replicas.attach(
             self.explored,
-            moments=self.settings.moments,  # pyright: ignore[reportArgumentType]
+            moments=moments,
             step_made=self._counter.optimizer_stepped,
         )
         claim(self.optimizer, self)
-        self._is_closed = False
-        self.has_rounds |= self.replicas.differ
+        self._is_closed, self._is_local = False, settings.is_local
+        self._has_rounds = is_recorded or self.rounds.are_needed or self.replicas.differ
+        self._take_loss = [self.replicas.add_loss, *(one.add_loss for one in self.controllers.watching)]
         self._hooks = self.explored.watch(self.optimizer)
         self._record: RoundRecord | None = None
         self._restart(max(0, getattr(self.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
@@ -191,9 +256,9 @@ class Ensemble(Parts):
     def observe(self, loss: Tensor | float) -> None:
         """Take the loss of one micro-batch, without a step."""
         self._require_open("observe()")
-        if self.has_rounds:
-            self.replicas.add_loss(loss)
-            self.controllers.add_loss(loss)
+        if self._has_rounds:
+            for take in self._take_loss:
+                take(loss)
 
     def step(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> None:
         """Count one optimizer step; call it right after ``optimizer.step()``.
@@ -210,66 +275,61 @@ class Ensemble(Parts):
                 f"step() must be called on the {self.stepped_by}, not on its ensemble: it has the schedule"
             )
         if self.count(loss, skipped=skipped):
+            is_sync = self._record is not None
+            slots = self.explored.every_slot if is_sync else self.explored.moving_slots
+            if slots.put_scheduled(compare_tensors=is_sync):  # not at every step: it waits for the device
+                self._notice("changed outside")
             # After the last step there is nothing to plan for, and a schedule would go beyond its curve.
             is_over = self.total_steps is not None and self.num_steps >= self.total_steps
-            self.follow(None if self.scheduler is None or is_over else self.scheduler.step)
+            if self.scheduler is not None and not is_over:
+                self.scheduler.step()
+            self.put_values()
 
     def count(self, loss: Tensor | float | None = None, *, skipped: bool = False) -> bool:
-        """Do the first half of :meth:`step`: take the loss, count, sync if it is time. Tell if it counts."""
-        self._require_open("step()")
-        if loss is not None:
-            self.observe(loss)
+        """Do the first half of :meth:`step`: take the loss, count, sync if it is time. Tell if it counts.
+
+        The schedule then sets its next values, and :meth:`put_values` puts this replica's in their place.
+        """
+        if self._is_closed:
+            self._require_open("step()")
+        if loss is not None and self._has_rounds:
+            for take in self._take_loss:
+                take(loss)
         if not self._counter.takes_call() or skipped:
             return False
         self.watch.require_same_groups()
-        if self.total_steps is not None and self.num_steps >= self.total_steps:
-            self._notice("past the end")
-        elif self._is_finished:
-            self._notice("after finish")
-        self.num_steps += 1
-        is_end = self.num_steps == self.total_steps
-        is_sync = self.has_rounds and (self.num_steps % self.sync_every == 0 or is_end)
-        is_in_tail = self.num_steps in self._tail_steps
-        if is_sync or is_in_tail:  # not at every step: it looks at each parameter
+        if self._is_finished or (self.total_steps is not None and self.num_steps >= self.total_steps):
+            self._notice_end()
+        self.num_steps = num_steps = self.num_steps + 1
+        is_end = num_steps == self.total_steps
+        is_sync = self._has_rounds and (num_steps % self.sync_every == 0 or is_end)
+        is_in_tail = num_steps in self.tail.steps
+        if is_sync or is_in_tail:  # not at every step: it looks at each module
             self.watch.require_same()
-        if is_in_tail and self.tail is not None:
-            self.tail.step_made(self.num_steps)
-        self._record = self._sync(ends_round=True, joins=is_end) if is_sync else None
-        self.controllers.step_made(self.num_steps, self._record)
-        if is_end and self.tail is not None:
-            num_averaged_steps = self.tail.finish(self.num_steps)
+        if is_in_tail:
+            self.tail.step_made(num_steps)
+        if is_sync:
+            self._record = self.rounds.run(num_steps, ends_round=True, joins=is_end)
+            self._counter.has_moved = False
+        for one in self.controllers.watching:
+            one.step_made(num_steps, self._record)
+        if is_end:
+            num_averaged_steps = self.tail.finish(num_steps)
             if self._record is not None:
                 self._record.num_averaged_steps = num_averaged_steps
         return True
 
-    def follow(self, schedule: Callable[[], Any] | None, *, is_closed_form: bool = False) -> None:
-        """Do the second half: let the schedule set its next values, and put this replica's in their place.
-
-        Args:
-            schedule: sets them; None to leave them as they are.
-            is_closed_form: it never reads the values that it changes.
-        """
+    def put_values(self) -> None:
+        """Do the second half: put this replica's values in the place of those that the schedule has set."""
         record, self._record = self._record, None
         slots = self.explored.moving_slots if record is None else self.explored.every_slot
-        if slots.follow(
-            schedule,
-            compare_tensors=record is not None,  # not at every step: it waits for the device
-            is_traced=self.is_traced,
-            is_closed_form=is_closed_form,
-        ):
-            self._notice("changed outside")
+        slots.put_values(is_traced=self.rounds.is_traced)
         if record is not None:
             self.rounds.write(record)
 
-    def _sync(self, *, ends_round: bool, joins: bool) -> RoundRecord:
-        try:
-            record = self.rounds.run(self.num_steps, ends_round=ends_round, joins=joins)
-        except BaseException:
-            # Leave the user's DistributedDataParallel as it was: the run cannot go on.
-            self.replicas.share_gradients(True)
-            raise
-        self._counter.has_moved = False
-        return record
+    def _notice_end(self) -> None:
+        is_past = self.total_steps is not None and self.num_steps >= self.total_steps
+        self._notice("past the end" if is_past else "after finish")
 
     def _notice(self, key: str) -> None:
         self.warn(key, NOTICES[key].format(num_steps=self.num_steps, total_steps=self.total_steps))
@@ -282,13 +342,14 @@ class Ensemble(Parts):
         self._require_open("converge()")
         self._converge()
         self.controllers.before_save()
-        if self.tail is not None:
-            self.tail.hold_whole()
+        self.tail.hold_whole()
 
     def _converge(self) -> None:
-        if self.has_rounds and self._is_apart:
+        if self._has_rounds and self._is_apart:
             self.watch.require_same()
-            self.rounds.write(self._sync(ends_round=False, joins=True))
+            record = self.rounds.run(self.num_steps, ends_round=False, joins=True)
+            self._counter.has_moved = False
+            self.rounds.write(record)
 
     def finish(self) -> None:
         """End the run now, where fewer than ``total_steps`` steps were counted: skipped ones, an early stop.
@@ -297,16 +358,15 @@ class Ensemble(Parts):
         """
         self._require_open("finish()")
         self._converge()
-        if self._tail_steps and self.num_steps < self._tail_steps[0] and self.replicas.is_writer:
+        if self.tail.steps and self.num_steps < self.tail.steps[0] and self.replicas.is_writer:
             _log.warning(
                 "step %d of %s: finish() ends the run before its tail, so there is no mean of the last "
                 "weights. If this was the planned end, pass the true number of steps as total_steps",
                 self.num_steps,
                 self.total_steps,
             )
-        if self.tail is not None:
-            self._is_finished |= self.tail.is_planned
-            self.tail.finish(self.num_steps)
+        self._is_finished |= self.tail.is_planned
+        self.tail.finish(self.num_steps)
         self.replicas.share_gradients(True)
 
     @contextmanager
@@ -318,7 +378,7 @@ class Ensemble(Parts):
         """
         self._require_open("averaged()")
         self._converge()
-        with nullcontext() if self.tail is None else self.tail.in_place():
+        with self.tail.in_place():
             yield
 
     def base_values(self) -> AbstractContextManager[None]:
@@ -330,7 +390,7 @@ class Ensemble(Parts):
         self._require_open("warm_start()")
         self.replicas.perturb(noise_scale, norm=norm, seed=self.seed)
         self._begins_equal = False
-        self._counter.has_moved = self.has_rounds = True
+        self._counter.has_moved = self._has_rounds = True
 
     def close(self) -> None:
         """Put the scheduled values back in place and let go of the optimizer, for good."""
@@ -357,8 +417,7 @@ class Ensemble(Parts):
         run resumes bit for bit. Not collective. It raises where the parameters are not finite.
         """
         is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
-        is_apart = self.has_rounds and self._is_apart and not is_new
-        state.require_fit_to_save(self, self.num_steps, is_apart=is_apart)
+        state.require_fit_to_save(self, is_apart=self._has_rounds and self._is_apart and not is_new)
         return {
             "num_steps": self.num_steps,
             "peaks": [list(peak) for peak in self.peaks],
@@ -390,16 +449,32 @@ class Ensemble(Parts):
     def _restart(self, num_steps: int, *, narrows: bool = True, begins_equal: bool = True) -> None:
         self.num_steps = num_steps
         self._is_finished = False
-        self.merging.begin(begins_equal=begins_equal)
         self._counter.has_moved = False
-        if self.tail is not None:
-            self.tail.begin(is_checked=self.has_rounds and not self.settings.is_local)
-        with self.explored.rewriting(is_traced=self.is_traced):
-            self.rounds.begin_at(num_steps)
-            self.reassign.draw(num_steps, narrows=narrows)
+        self.rounds.begin_at(num_steps, narrows=narrows, begins_equal=begins_equal)
+        self.tail.begin(is_checked=self._has_rounds and not self._is_local)
         self.controllers.begin(num_steps)
 
     @property
     def _is_apart(self) -> bool:
         """Tell if anything has moved since replicas were averaged last."""
         return self._counter.has_moved or self.rounds.converged_at != self.num_steps
+
+
+def _group_of(replicas: Any, optimizer: Any, patience: float) -> ReplicaGroup:
+    """Find who builds the ensemble together."""
+    if isinstance(replicas, Replicas):
+        return ALONE
+    group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer_layers(optimizer)[-1]))
+    return replace(group, patience=require_number("patience", patience, above=0))
+
+
+def _ranks(
+    settings: Settings, group: ReplicaGroup, model: nn.Module | None, layers: Sequence[Optimizer]
+) -> RankReplicas:
+    """Join the replicas that live in one process each, or in several."""
+    probe, optimizer = settings.probe, layers[-1]
+    if probe is not None and model is None:
+        raise ValueError("model must be given with a probe, got None: it is what the probe scores")
+    if settings.is_local:
+        require_local_gradients(group, parameters_of(optimizer), model)
+    return RankReplicas(group, optimizer, model, probe=probe, bucket_mib=settings.bucket_mib, layers=layers)

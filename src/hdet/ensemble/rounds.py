@@ -6,18 +6,33 @@ import logging
 import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd.profiler import record_function
+from torch.autograd import profiler
 from torch.optim import Optimizer
 
-from hdet.ensemble.sync import LossTable, Phase, Sync
+from hdet.ensemble.merging import Merging
+from hdet.ensemble.settings import Settings
+from hdet.ensemble.sync import (
+    Converge,
+    Describe,
+    LossTable,
+    Measure,
+    Phase,
+    Reassign,
+    Score,
+    Steer,
+    Sync,
+)
 from hdet.errors import HdetError, WarnOnce
 from hdet.explore import ExploredValues
-from hdet.records import RecordSink, RoundRecord
+from hdet.records import RoundRecord
 from hdet.replicas import Replicas
-from hdet.replicas.tensors import local_part, parameters_of
+from hdet.replicas.tail import Tail
+from hdet.replicas.tensors import ParameterList, local_part, parameters_of
+from hdet.steering import Controllers
 
 _log = logging.getLogger(__name__)
 
@@ -140,14 +155,11 @@ class ParameterWatch:
 
     def __init__(self, optimizer: Optimizer, model: nn.Module | None, *, is_partitioned: bool) -> None:
         self._optimizer = optimizer
-        self._model = model
+        self._of_model = ParameterList(model)
         self._is_partitioned = is_partitioned
         self._num_groups = len(optimizer.param_groups)
         self._trained = parameters_of(optimizer)
-        self._known = {id(p): p for p in self._parameters()}  # kept, so that no other gets the same id
-
-    def _parameters(self) -> list[Tensor]:
-        return [] if self._model is None else list(self._model.parameters())
+        self._known = self._of_model.now()  # kept, so that no other gets the same id
 
     def require_same_groups(self) -> None:
         """Raise where groups were added to the optimizer. It costs next to nothing."""
@@ -159,16 +171,9 @@ class ParameterWatch:
 
     def require_same(self) -> None:
         """Raise where parameters were replaced, removed or added. It looks at each of them."""
-        now, trained = {id(p): p for p in self._parameters()}, parameters_of(self._optimizer)
-        num_gone = len(self._known.keys() - now.keys())
-        num_new = sum(now[i].requires_grad for i in now.keys() - self._known.keys())
-        if num_gone or num_new:
-            what = "replaced" if num_gone else "added"
-            raise HdetError(
-                f"{max(num_gone, num_new)} parameters of the model were {what} after the ensemble was built, "
-                "so that the optimizer does not train what the model uses: build the optimizer and the "
-                "ensemble after changing the model"
-            )
+        if (now := self._of_model.now()) is not self._known:
+            self._require_known(now)
+        trained = parameters_of(self._optimizer)
         is_same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
         if not (is_same or self._is_partitioned):
             raise HdetError(
@@ -176,71 +181,129 @@ class ParameterWatch:
                 "were changed: build the ensemble after changing them"
             )
 
+    def _require_known(self, parameters: Sequence[Tensor]) -> None:
+        known, now = ({id(p): p for p in each} for each in (self._known, parameters))
+        num_gone = len(known.keys() - now.keys())
+        num_new = sum(now[i].requires_grad for i in now.keys() - known.keys())
+        if num_gone or num_new:
+            what = "replaced" if num_gone else "added"
+            raise HdetError(
+                f"{max(num_gone, num_new)} parameters of the model were {what} after the ensemble was built, "
+                "so that the optimizer does not train what the model uses: build the optimizer and the "
+                "ensemble after changing the model"
+            )
 
-@dataclass(eq=False)
+
 class Rounds:
-    """Runs the rounds of a run, one after the other."""
+    """Runs the rounds of a run, one after the other.
 
-    phases: Sequence[Phase]
-    """Of a sync, in their order."""
-    replicas: Replicas
-    values: ExploredValues
-    losses: LossTable
-    """They are of this round."""
-    sync_every: int
-    sink: RecordSink | None
-    """It takes the records of replica zero; None for no records."""
-    converged_at = 0
-    """The step after which replicas were made equal last."""
+    Args:
+        settings: of the ensemble.
+        replicas: take part.
+        values: are explored.
+        controllers: steer.
+        tail: is averaged along with the weights.
+    """
 
-    def begin_at(self, num_steps: int) -> None:
-        """Begin, or begin again, after this many optimizer steps."""
-        self.converged_at = num_steps
-        self._recorded_at = num_steps
-        self._counted_bytes = self.replicas.bytes_sent
-        self.replicas.clear_losses()
+    def __init__(
+        self,
+        settings: Settings,
+        replicas: Replicas,
+        values: ExploredValues,
+        controllers: Controllers,
+        tail: Tail,
+    ) -> None:
+        self._replicas, self._values = replicas, values
+        self._sync_every, self._sink = settings.sync_every, settings.records
+        self.is_traced = settings.records is not None and replicas.is_writer
+        """Records tell the base of every step."""
+        self.are_needed = len(controllers) > 0 or replicas.needs_syncs or settings.is_local
+        """There are syncs, also where replicas do not differ and nothing is recorded."""
+        self.losses = LossTable(replicas.count)
+        """They are of this round."""
+        rule, is_local = settings.rule, settings.is_local
+        self.merging = Merging(replicas, rule, is_local, settings.moments == "keep")
+        """Lets replicas take from each other where gradients are local."""
+        self._reassign = Reassign(replicas, values, settings)
+        self._reassign.positions(0)  # raises if the assignment does not fit
+        compares = any(one.compares for one in controllers)
+        # A recipe that never diverges neither describes nor reassigns.
+        phases: list[tuple[bool, Phase]] = [
+            (replicas.probe is not None, Score(replicas, ends_round=not rule.compares_losses)),
+            (True, Measure(replicas, self.losses, is_local)),
+            (True, Converge(replicas, tail, self.merging)),
+            (compares or self.is_traced, Describe(values, self.is_traced)),
+            (len(controllers) > 0, Steer(controllers, tail)),
+            (compares or values.explores, self._reassign),
+        ]
+        self._phases = [phase for is_needed, phase in phases if is_needed]
+
+    def begin_at(self, num_steps: int, *, narrows: bool, begins_equal: bool) -> None:
+        """Begin, or begin again, after this many optimizer steps.
+
+        Args:
+            num_steps: optimizer steps so far.
+            narrows: begin with as much of each spread as its bounds allow; else with that of a checkpoint.
+            begins_equal: whether replicas hold the same weights.
+        """
+        self.merging.begin(begins_equal=begins_equal)
+        self.converged_at = self._recorded_at = num_steps
+        self._counted_bytes = self._replicas.traffic.num_bytes
+        self._replicas.clear_losses()
         self.losses.clear()
-        for slot in self.values.slots:
-            slot.trace.clear()
+        with self._values.rewriting(is_traced=self.is_traced):
+            for slot in self._values.slots:
+                slot.trace.clear()
+            self._reassign.draw(num_steps, narrows=narrows)
 
     def run(self, num_steps: int, *, ends_round: bool, joins: bool) -> RoundRecord:
         """Sync at the end of a round, or within one. Collective."""
         record = RoundRecord(
-            round=max(0, num_steps - 1) // self.sync_every,
+            round=max(0, num_steps - 1) // self._sync_every,
             step=num_steps,
-            num_replicas=self.replicas.count,
+            num_replicas=self._replicas.count,
             ends_round=ends_round,
         )
         sync = Sync(record, joins)
-        for phase in self.phases:
-            if ends_round or not phase.ends_round:
-                began = time.perf_counter()
-                with record_function(f"hdet::{phase.name}"):
-                    phase.run(sync)
-                spent = 1000 * (time.perf_counter() - began)
-                record.milliseconds[phase.name] = record.milliseconds.get(phase.name, 0.0) + spent
+        try:
+            for phase in self._phases:
+                if ends_round or not phase.ends_round:
+                    began = time.perf_counter()
+                    with _named(phase.name):
+                        phase.run(sync)
+                    spent = 1000 * (time.perf_counter() - began)
+                    record.milliseconds[phase.name] = record.milliseconds.get(phase.name, 0.0) + spent
+        except BaseException:
+            # Leave the user's DistributedDataParallel as it was: the run cannot go on.
+            self._replicas.share_gradients(True)
+            raise
         if joins or sync.leaves_equal:
             self.converged_at = num_steps
         if ends_round:
             self.losses.clear()
-        record.bytes_sent = self.replicas.bytes_sent - self._counted_bytes
-        record.num_steps = num_steps - self._recorded_at
-        self._counted_bytes = self.replicas.bytes_sent
-        self._recorded_at = num_steps
+        sent = self._replicas.traffic.num_bytes
+        record.bytes_sent, self._counted_bytes = sent - self._counted_bytes, sent
+        record.num_steps, self._recorded_at = num_steps - self._recorded_at, num_steps
         return record
 
     def write(self, record: RoundRecord) -> None:
         """Add the bases as they are now, and hand the record on."""
-        if not self.replicas.is_writer:
+        if not self._replicas.is_writer:
             return
         for replica, why in record.excluded.items():
             _log.warning("step %d: replica %d left out: %s", record.step, replica, why)
-        if self.sink is None and not _log.isEnabledFor(logging.INFO):
+        if self._sink is None and not _log.isEnabledFor(logging.INFO):
             return
-        for tunable in self.values.tunables:
+        for tunable in self._values.tunables:
             record.base[tunable.name] = tunable.base
             scheduled = tunable.slots[0].scheduled
             record.correction[tunable.name] = tunable.base / scheduled if scheduled else 1.0
-        if self.sink is not None:
-            self.sink.write(record)
+        if self._sink is not None:
+            self._sink.write(record)
         _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)
+
+
+def _named(phase: str) -> AbstractContextManager[Any]:
+    """Name a phase in a profile, where one is made."""
+    is_profiled = profiler._is_profiler_enabled  # noqa: SLF001
+    return profiler.record_function(f"hdet::{phase}") if is_profiled else nullcontext()

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hdet.checks import require_choice, require_count, require_kind, require_number
-from hdet.explore import ExploredValues, Hyperparameter, WeightDecay
+from hdet.explore import ExploredValues, Hyperparameter, LearningRate, WeightDecay
+from hdet.explore.values import hyperparameters_of
 from hdet.method.fan_out import DESIGNS
 from hdet.method.merges import MeanMerge, Merge
 from hdet.records import RecordSink
@@ -64,6 +65,8 @@ class Settings:
     records: RecordSink | None
 
     def __post_init__(self) -> None:
+        explore = [LearningRate()] if self.explore is None else hyperparameters_of(self.explore)
+        object.__setattr__(self, "explore", explore)
         require_count("sync_every", self.sync_every)
         object.__setattr__(self, "controllers", controllers_of(self.controllers))
         records = self.records

@@ -19,11 +19,10 @@ from hdet.checks import (
 )
 from hdet.errors import NotConvergedWarning, NotFiniteError, warn
 from hdet.explore import Tunable
-from hdet.replicas.saved import check_weights
 from hdet.replicas.tensors import parameters_of
 
 if TYPE_CHECKING:
-    from hdet.ensemble.construction import Parts
+    from hdet.ensemble.ensemble import Ensemble
 
 _log = logging.getLogger(__name__)
 
@@ -44,16 +43,16 @@ _STATE = (
 """It holds at least these."""
 
 
-def require_fit_to_save(parts: Parts, num_steps: int, *, is_apart: bool) -> None:
+def require_fit_to_save(run: Ensemble, *, is_apart: bool) -> None:
     """Raise where weights are not finite, and warn where one replica's state is not everybody's."""
-    replicas = parts.replicas
+    replicas = run.replicas
     if is_apart and ((replicas.differ and replicas.has_others) or replicas.needs_syncs):
         warn(
             "the replicas' parameters differ or are not in the model yet, so a checkpoint would keep others "
             "and drop this round's losses: call converge() on every replica before saving",
             NotConvergedWarning,
         )
-    if parts.tail is not None and parts.tail.is_in_parts:
+    if run.tail.is_in_parts:
         warn(
             "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and the "
             "tail would begin again: call converge() on every replica before saving",
@@ -61,46 +60,46 @@ def require_fit_to_save(parts: Parts, num_steps: int, *, is_apart: bool) -> None
         )
     if not replicas.all_finite(replicas.weights()):
         raise NotFiniteError(
-            f"at step {num_steps} the parameters are not finite, so nothing is saved: resume from the last "
-            "checkpoint with a lower learning rate"
+            f"at step {run.num_steps} the parameters are not finite, so nothing is saved: resume from the "
+            "last checkpoint with a lower learning rate"
         )
 
 
-def save_parts(parts: Parts) -> dict[str, Any]:
+def save_parts(run: Ensemble) -> dict[str, Any]:
     """Save the parts of an ensemble. For one more thing: add it here, check it and load it below."""
     # Not where replicas are sharded: distributed checkpoints of earlier versions have no such entries.
-    run = {"sync_every": parts.settings.sync_every, "num_elements": _num_elements(parts)}
+    rounds = {"sync_every": run.sync_every, "num_elements": _num_elements(run)}
     return {
         "version": VERSION,
-        "total_steps": parts.settings.total_steps,
-        **({} if parts.replicas.is_sharded else run),
-        "losses": [list(row) for row in parts.losses.rows],
-        "tunables": {tunable.name: tunable.state() for tunable in parts.explored.tunables},
-        "scheduler": getattr(parts.scheduler, "state_dict", lambda: None)(),
-        "controllers": parts.controllers.state_dict(),
-        "tail": None if parts.tail is None else parts.tail.state_dict(),
-        "merge": parts.merging.state_dict(),
+        "total_steps": run.settings.total_steps,
+        **({} if run.replicas.is_sharded else rounds),
+        "losses": [list(row) for row in run.rounds.losses.rows],
+        "tunables": {tunable.name: tunable.state() for tunable in run.explored.tunables},
+        "scheduler": getattr(run.scheduler, "state_dict", lambda: None)(),
+        "controllers": run.controllers.state_dict(),
+        "tail": run.tail.state_dict(),
+        "merge": run.rounds.merging.state_dict(),
     }
 
 
-def _num_elements(parts: Parts) -> int:
-    return sum(p.numel() for p in parameters_of(parts.optimizer))
+def _num_elements(run: Ensemble) -> int:
+    return sum(p.numel() for p in parameters_of(run.optimizer))
 
 
-def check_state(state: dict[str, Any], parts: Parts) -> None:
-    """Raise if this is not the state of an ensemble with such parts. Nothing is changed."""
+def check_state(state: dict[str, Any], run: Ensemble) -> None:
+    """Raise if this is not the state of an ensemble with such run. Nothing is changed."""
     check_version(state)
     check_keys("state_dict", state, _STATE)
     has_length = state.get("total_steps") is not None
     check_counts("state_dict", state, ("num_steps", "total_steps") if has_length else ("num_steps",))
-    here = _num_elements(parts)
+    here = _num_elements(run)
     if (saved := state.get("num_elements", here)) != here:
         raise ValueError(
             f"state_dict must be of a run that trains {here} parameters, got one of {saved}: build the "
             "model that it was saved with"
         )
-    check_tunables(state["tunables"], parts.explored.tunables)
-    learning_rates = parts.explored.learning_rates
+    check_tunables(state["tunables"], run.explored.tunables)
+    learning_rates = run.explored.learning_rates
     check_list("state_dict peaks", state["peaks"], len(learning_rates), "lists")
     for peak, tunable in zip(state["peaks"], learning_rates, strict=True):
         check_numbers("state_dict peaks", peak, len(tunable.slots))
@@ -109,33 +108,28 @@ def check_state(state: dict[str, Any], parts: Parts) -> None:
     require_kind("state_dict losses must be a list", losses, isinstance(losses, (list, tuple)))
     for row in losses:
         check_numbers("state_dict losses", row, 3)
-    check_schedule(parts.scheduler, state["scheduler"])
-    parts.controllers.check_state(state["controllers"])
-    if (tail := state["tail"]) is not None:
-        check_keys("state_dict tail", tail, ("mean", "num_taken", "first_step"))
-        check_counts("state_dict tail", tail, ("num_taken", "first_step"))
-        if parts.tail is not None:
-            check_weights("state_dict tail mean", tail["mean"], parts.replicas)
-    parts.merging.check_state(state.get("merge"))
+    check_schedule(run.scheduler, state["scheduler"])
+    run.controllers.check_state(state["controllers"])
+    run.tail.check_state("state_dict tail", state["tail"])
+    run.rounds.merging.check_state(state.get("merge"))
 
 
-def load_plan(state: dict[str, Any], parts: Parts) -> None:
+def load_plan(state: dict[str, Any], run: Ensemble) -> None:
     """Load what is planned: the schedule, and what is known of each hyperparameter."""
-    if parts.scheduler is not None and state["scheduler"] is not None:
-        parts.scheduler.load_state_dict(state["scheduler"])
-    for tunable in parts.explored.tunables:
+    if run.scheduler is not None and state["scheduler"] is not None:
+        run.scheduler.load_state_dict(state["scheduler"])
+    for tunable in run.explored.tunables:
         tunable.load(state["tunables"][tunable.name])
 
 
-def load_progress(state: dict[str, Any], parts: Parts) -> None:
+def load_progress(state: dict[str, Any], run: Ensemble) -> None:
     """Load what the run has seen, once the ensemble stands at the step that was saved."""
-    parts.controllers.load_state_dict(state["controllers"])
-    if parts.tail is not None:
-        parts.tail.load_state_dict(state["tail"])
-    parts.merging.load_state_dict(state.get("merge"))
-    parts.losses.clear(state["losses"])
-    planned, total_steps = state.get("total_steps"), parts.settings.total_steps
-    sync_every, num_replicas = parts.settings.sync_every, len(state["losses"])
+    run.controllers.load_state_dict(state["controllers"])
+    run.tail.load_state_dict(state["tail"])
+    run.rounds.merging.load_state_dict(state.get("merge"))
+    run.rounds.losses.clear(state["losses"])
+    planned, total_steps = state.get("total_steps"), run.settings.total_steps
+    sync_every, num_replicas = run.settings.sync_every, len(state["losses"])
     for saved, here, text in (
         (
             planned if total_steps is not None else None,
@@ -150,12 +144,12 @@ def load_progress(state: dict[str, Any], parts: Parts) -> None:
         ),
         (
             num_replicas,
-            parts.replicas.count,
+            run.replicas.count,
             "a checkpoint of %d replicas is loaded into %d, so multipliers are spread anew and losses of the "
             "round that was saved are dropped",
         ),
     ):
-        if saved is not None and saved != here and parts.replicas.is_writer:
+        if saved is not None and saved != here and run.replicas.is_writer:
             _log.warning(f"step %d: {text}", state["num_steps"], saved, here)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Protocol
 
 from hdet.ensemble.merging import Merging
@@ -47,7 +48,7 @@ class LossTable:
 
     def add(self, losses: Sequence[LossSum]) -> None:
         """Add the losses of every replica since the last exchange."""
-        self.rows = [row.plus(loss) for row, loss in zip(self.rows, losses, strict=True)]
+        self.rows = [LossSum(*map(add, row, one)) for row, one in zip(self.rows, losses, strict=True)]
 
     def forget(self, replica: int) -> None:
         """Drop what a replica has seen in this round: it was of parameters that are gone."""
@@ -56,7 +57,7 @@ class LossTable:
     @property
     def means(self) -> list[float | None]:
         """Take the mean loss of every replica; None where it saw no finite one."""
-        return [row.mean for row in self.rows]
+        return [row.total / row.num_finite if row.num_finite else None for row in self.rows]
 
 
 @dataclass
@@ -109,7 +110,6 @@ class Measure:
     """Look at the replicas: one small exchange, and who is left out."""
 
     replicas: Replicas
-    values: ExploredValues
     losses: LossTable
     """They are of this round."""
     is_local: bool
@@ -120,7 +120,7 @@ class Measure:
     def run(self, sync: Sync) -> None:
         """Fill in losses, scores and those that are left out."""
         record, losses = sync.record, self.losses
-        reports = self.replicas.report(record.step, lambda: self.values.base, sync.probes)
+        reports = self.replicas.report(record.step, sync.probes)
         sync.reports = reports
         losses.add([report.losses for report in reports])
         finds_outliers = record.ends_round and self.is_local
@@ -167,8 +167,8 @@ def excluded_replicas(
         )
     if finds_outliers:
         healthy = [
-            row.mean if r not in excluded and row.num_finite >= _LEAST_LOSSES else None
-            for r, row in enumerate(table.rows)
+            mean if r not in excluded and row.num_finite >= _LEAST_LOSSES else None
+            for r, (row, mean) in enumerate(zip(table.rows, table.means, strict=True))
         ]
         excluded |= dict.fromkeys(sorted(outliers(healthy)), "its loss is far above the others'")
     return excluded
@@ -179,8 +179,8 @@ class Converge:
     """Average the replicas (paper, eq. 3), and heal those that ought to be equal to the others."""
 
     replicas: Replicas
-    tail: Tail | None
-    """Is averaged along, if there is one."""
+    tail: Tail
+    """Is averaged along."""
     merging: Merging
     """Does it where gradients are local."""
     name = "converge"
@@ -189,14 +189,13 @@ class Converge:
     def run(self, sync: Sync) -> None:
         """Give every replica the mean over those that are not left out, or what the merge rule says."""
         replicas, tail, record = self.replicas, self.tail, sync.record
-        like_weights = tail.averaged() if replicas.has_others and tail is not None else ()
+        like_weights = tail.averaged() if replicas.has_others and tail.num_taken else ()
         if self.merging.is_local:
             self.merging.merge(sync, like_weights)
         else:
-            sync.has_merged = replicas.differ
-            replicas.average(record.excluded, like_weights=like_weights)
+            sync.has_merged = replicas.average(record.excluded, like_weights=like_weights)
         spoilt = [r for r, report in enumerate(sync.reports) if not (report.is_finite and report.is_equal)]
-        if spoilt and tail is not None:
+        if spoilt:
             tail.replicas_healed(spoilt, record.step)
         record.converged = replicas.has_others and sync.has_merged
 
@@ -206,8 +205,6 @@ class Describe:
     """Tell the record which values the replicas had in this round."""
 
     values: ExploredValues
-    reassign: Reassign
-    """Knows where every replica stands in every spread."""
     is_traced: bool
     """Tells if the record keeps the base of every step."""
     name = "measure"
@@ -216,11 +213,10 @@ class Describe:
     def run(self, sync: Sync) -> None:
         """Write positions, multipliers and values, and the trace of the base."""
         record = sync.record
-        record.positions = self.reassign.positions(record.round)
         for tunable in self.values.tunables:
-            multipliers = tunable.multipliers(record.positions[tunable.name])
-            record.multipliers[tunable.name] = multipliers
-            record.values[tunable.name] = [tunable.value_with(rho) for rho in multipliers]
+            record.positions[tunable.name] = tunable.places
+            record.multipliers[tunable.name] = tunable.each_multiplier
+            record.values[tunable.name] = tunable.each_value()
             if self.is_traced:
                 # At a sync the schedule has not moved on. Within a round its newest value is not used yet.
                 record.base_trace |= tunable.take_trace(keep_newest=not record.ends_round)
@@ -231,15 +227,20 @@ class Steer:
     """Let the controllers move the shared values."""
 
     controllers: Controllers
-    tail: Tail | None
+    tail: Tail
     """Begins again where the run goes back to earlier weights."""
     name = "steer"
     ends_round = True
 
     def run(self, sync: Sync) -> None:
-        """Decide by what the record tells."""
-        if self.controllers.sync(sync.record) and self.tail is not None:
-            self.tail.forget()
+        """Let each decide by what the record tells. Where one goes back, the others only take note of it."""
+        has_gone_back = False
+        for one in self.controllers.each:
+            if has_gone_back:
+                one.went_back()
+            elif one.sync(sync.record):
+                has_gone_back = True
+                self.tail.forget()
 
 
 @dataclass(eq=False)
@@ -252,15 +253,11 @@ class Reassign:
     """Tell how replicas are placed."""
     name = "steer"
     ends_round = True
-    _drawn: tuple[int, dict[str, list[float]]] = (-1, {})  # of this round, which a sync describes
 
     def positions(self, round_index: int) -> dict[str, list[float]]:
         """Place every replica in every spread, from -1 to 1."""
-        if self._drawn[0] != round_index:
-            names, told = [tunable.name for tunable in self.values.tunables], self.settings
-            drawn = assign(told.assignment, self.replicas.count, told.seed, round_index, names)
-            self._drawn = round_index, drawn
-        return self._drawn[1]
+        names, told = [tunable.name for tunable in self.values.tunables], self.settings
+        return assign(told.assignment, self.replicas.count, told.seed, round_index, names)
 
     def run(self, sync: Sync) -> None:
         """Draw the multipliers of the next round."""
@@ -269,11 +266,9 @@ class Reassign:
     def draw(self, num_steps: int, *, narrows: bool = True) -> None:
         """Draw the multipliers of the round that begins after so many steps, and tell the slots."""
         positions, index = self.positions(num_steps // self.settings.sync_every), self.replicas.index
-        multipliers = {}
         for tunable in self.values.tunables:
             if narrows:
                 tunable.narrow_spread()
-            multipliers[tunable.name] = tunable.multipliers(positions[tunable.name])
-            tunable.position = positions[tunable.name][index]
-            tunable.multiplier = multipliers[tunable.name][index]
+            tunable.fan_out(positions[tunable.name], index)
+        multipliers = {tunable.name: tunable.each_multiplier for tunable in self.values.tunables}
         self.values.use(self.replicas.place(multipliers))

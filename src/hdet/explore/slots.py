@@ -210,31 +210,6 @@ class SlotWriter:
         self._floats = [slot for slot in slots if isinstance(slot, FloatSlot)]
         self._others = [slot for slot in slots if not isinstance(slot, FloatSlot)]
 
-    def follow(
-        self,
-        schedule: Callable[[], Any] | None,
-        *,
-        compare_tensors: bool,
-        is_traced: bool,
-        is_closed_form: bool,
-    ) -> bool:
-        """Let the schedule set its next values, then put the replica's in their place.
-
-        Args:
-            schedule: lets the schedule write its next values; None to leave them.
-            compare_tensors: compare those too with what was put there, which waits for the device.
-            is_traced: keep the scheduled values for the record.
-            is_closed_form: the schedule never reads the current value, so it need not be put back first.
-
-        Returns:
-            Whether somebody else had written to a slot.
-        """
-        changed_outside = not is_closed_form and self.put_scheduled(compare_tensors=compare_tensors)
-        if schedule is not None:
-            schedule()
-        self.put_values(is_traced=is_traced)
-        return changed_outside
-
     def put_scheduled(self, *, compare_tensors: bool = False) -> bool:
         """Put every scheduled value in place; tell whether somebody else had written to a slot.
 

@@ -43,6 +43,10 @@ class Tunable:
     def __post_init__(self) -> None:
         self.changes_moments = self.slots[0].is_complement
         """Tells that it is a momentum: factors apply to one minus the value."""
+        self.places: list[float] = []
+        """Where each replica stands in the spread in this round, from -1 to 1."""
+        self.each_multiplier: list[float] = []
+        """The replicas' factors on the base of this round."""
         self.position = 0.0
         self.multiplier = 1.0
         self.forget()
@@ -73,6 +77,10 @@ class Tunable:
         base = self.value(self.slots[slot_index].scheduled, self.correction)
         return self._bounded(self.value(base, multiplier))
 
+    def each_value(self) -> list[float]:
+        """Give the replicas' values of the first slot."""
+        return [self.value_with(multiplier) for multiplier in self.each_multiplier]
+
     def value(self, base: float, factor: float) -> float:
         """``base`` times ``factor``, on the scale of the tunable."""
         return 1 - (1 - base) * factor if self.changes_moments else base * factor
@@ -85,6 +93,11 @@ class Tunable:
             inner = [x for x in map(self.inner, self._bases()) if x > 0]
             shares = [usable_share(x, low, high, self.spread, self.scale) for x in inner]
             self.share = min(shares, default=0.0)
+
+    def fan_out(self, places: list[float], index: int) -> None:
+        """Begin a round: the replicas stand at these places, and this process has the one of this index."""
+        self.places, self.each_multiplier = places, self.multipliers(places)
+        self.position, self.multiplier = places[index], self.each_multiplier[index]
 
     def multipliers(self, positions: Sequence[float]) -> list[float]:
         """The replicas' factors at these positions."""
@@ -116,7 +129,7 @@ class Tunable:
             self.held = old
             return old[0]
         factor = self.inner(value) / before
-        allowed = self._allowed(factor, self._bases())
+        allowed = factor if self.bounds is None else self._allowed(factor, self._bases())
         # Slots keep their proportions. A single slot takes the new value exactly.
         first = value if allowed == factor else self.value(old[0], allowed)
         self.held = [first] + [self.value(one, allowed) for one in old[1:]]
@@ -188,7 +201,8 @@ class Tunable:
         return [self._bounded(self.value(planned, self.correction)) for planned in self._planned_as_is()]
 
     def _planned(self) -> list[float]:
-        return list(map(self._bounded, self._planned_as_is()))
+        as_is = self._planned_as_is()
+        return as_is if self.bounds is None else list(map(self._bounded, as_is))
 
     def _planned_as_is(self) -> list[float]:
         return [slot.scheduled for slot in self.slots] if self.held is None else self.held
@@ -206,8 +220,6 @@ class Tunable:
 
     def _allowed(self, factor: float, bases: Sequence[float]) -> float:
         """The factor, limited so that every slot stays well inside the bounds."""
-        if self.bounds is None:
-            return factor
         bounds = self._inner_bounds()
         inner = [x for x in map(self.inner, bases) if x > 0]
         limits = [factor_limits(x, *bounds, self.spread, self.scale) for x in inner]

@@ -94,12 +94,12 @@ class ExploredValues:
     def use(self, multipliers: Mapping[str, float]) -> None:
         """Tell the tunables which multipliers the slots shall hold when they are written next."""
         self._used |= multipliers
-        self.refresh()
+        for tunable in self.tunables:
+            tunable.set_slots(self._used[tunable.name])
 
     def refresh(self) -> None:
         """Tell the slots what follows from corrections that have moved."""
-        for tunable in self.tunables:
-            tunable.set_slots(self._used[tunable.name])
+        self.use({})
 
     @contextmanager
     def at_base(self) -> Iterator[None]:

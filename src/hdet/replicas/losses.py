@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -88,14 +89,9 @@ class LossSum(NamedTuple):
     num_finite: float = 0.0
     num_nonfinite: float = 0.0
 
-    @property
-    def mean(self) -> float | None:
-        """Mean over what was seen; None if nothing was."""
-        return self.total / self.num_finite if self.num_finite else None
-
     def plus(self, other: LossSum) -> LossSum:
         """Both together."""
-        return LossSum(*(a + b for a, b in zip(self, other, strict=True)))
+        return LossSum(*map(add, self, other))
 
 
 class DeviceSum:
@@ -121,11 +117,11 @@ class DeviceSum:
         self._losses = torch.zeros(num_slots, *shape, dtype=dtype, device=device)
         self._slots = list(self._losses)
         self._sums = torch.zeros(3, *shape, dtype=dtype, device=device)
-        self._used = 0
+        self.clear()
 
     def add(self, loss: Tensor) -> None:
         """Take one loss."""
-        self._slots[self._used].copy_(loss)
+        self._slots[self._used].copy_(loss.detach())
         self._used += 1
         if self._used == len(self._slots):
             self._fold()
@@ -135,6 +131,11 @@ class DeviceSum:
 
         Waits for the device.
         """
+        if not self._is_folded and self._losses.dim() == 1:
+            total, count = self._losses[: self._used].sum(dim=0).item(), float(self._used)
+            if math.isfinite(total):  # then so is each: nothing need be left out
+                self._used = 0
+                return [total, count, 0.0]
         self._fold()
         sums = self._sums.tolist()
         self.clear()
@@ -143,6 +144,7 @@ class DeviceSum:
     def clear(self) -> None:
         """Forget what was seen."""
         self._used = 0
+        self._is_folded = False
         self._sums.zero_()
 
     def _fold(self) -> None:
@@ -153,6 +155,7 @@ class DeviceSum:
         self._sums[1] += num_finite
         self._sums[2] += self._used - num_finite
         self._used = 0
+        self._is_folded = True
 
 
 class LossMeter:
@@ -172,7 +175,8 @@ class LossMeter:
     def add(self, loss: Tensor | float) -> None:
         """Take one loss. The tensor is read now and may be changed afterwards."""
         if isinstance(loss, Tensor):
-            loss = scalar_of("loss must be", loss.detach())
+            if loss.dim() or not loss.is_floating_point():
+                loss = scalar_of("loss must be", loss)
             last = self._last
             if last is None or loss.device != last.device:
                 last = self._last = self._devices.setdefault(loss.device, DeviceSum(loss.device))

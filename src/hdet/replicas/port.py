@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from hdet.explore.values import ExploredValues
-from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.group import ReplicaGroup, Traffic
 from hdet.replicas.losses import LossSum
 from hdet.replicas.probe import Probe
 from hdet.replicas.warm_start import Norm
@@ -70,15 +70,12 @@ class Replicas(Protocol):
     """Tells whether tensors as of :meth:`weights` have a row for each replica that is computed here."""
     needs_syncs: bool
     """Tells whether syncs are wanted even where nothing is explored or steered."""
+    traffic: Traffic
+    """Counts the bytes that this process has put into collectives."""
 
     @property
     def model(self) -> nn.Module | None:
         """The user's, if it is known."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Count the bytes that this process has put into collectives so far."""
-        ...
 
     @property
     def differ(self) -> bool:
@@ -128,9 +125,7 @@ class Replicas(Protocol):
         """The loss on the probe of the replicas that live here. Not collective."""
         ...
 
-    def report(
-        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
-    ) -> list[Report]:
+    def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """The one small exchange of a sync. Collective.
 
         It raises where replicas are not at the same step or do not share the base. Where parameters differ
@@ -138,7 +133,6 @@ class Replicas(Protocol):
 
         Args:
             num_steps: where the ensemble stands.
-            base: returns the shared values; asked only where there are others to compare with.
             scores: what :meth:`score` returned.
         """
         ...
@@ -179,8 +173,8 @@ class Replicas(Protocol):
 
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
-    ) -> None:
-        """Give every replica the mean over those that are not excluded, if they differ. Collective.
+    ) -> bool:
+        """Give every replica the mean over those that are not excluded, if they differ: tell. Collective.
 
         Replicas that ought to be equal and are not get the parameters, buffers and moments of the others.
 
@@ -189,6 +183,7 @@ class Replicas(Protocol):
             like_weights: tensors laid out as :meth:`weights` that are averaged with them.
             weights: the share of every replica.
         """
+        ...
 
     def average_tensors(
         self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
@@ -220,7 +215,7 @@ class Replicas(Protocol):
         """
         ...
 
-    def save_point(self, *, on_cpu: bool) -> Any:
+    def save_point(self, *, on_cpu: bool, spare: Any = None) -> Any:
         """Copy the weights and buffers, for :meth:`restore`. Not collective.
 
         The optimizer's moments are not kept: they are twice the weights with Adam, and those of a learning
@@ -228,6 +223,7 @@ class Replicas(Protocol):
 
         Args:
             on_cpu: keep the copies in host memory.
+            spare: an earlier one, which is not needed any more. Its memory is used where that fits.
         """
         ...
 

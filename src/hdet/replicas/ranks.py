@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,16 +31,16 @@ from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
 from hdet.replicas.probe import Probe, batch_statistics, losses_of, scaled
 from hdet.replicas.tensors import (
+    AveragedTensors,
     Buffers,
-    averaged_tensors,
     digest,
+    fully_sharded,
     is_dry_step,
     layout_text,
     local_part,
     moments_of,
     names_of,
     parameters_of,
-    reshard,
     sharded_like,
 )
 from hdet.replicas.warm_start import Norm, add_noise, was_warm_started
@@ -81,6 +81,7 @@ class RankReplicas:
         self.has_others = self.group.communicates
         self.is_writer = self.group.is_writer
         self.is_sharded = bool(self.group.within)
+        self.traffic = self.group.traffic
         # One of each for the weights and one for copies of them: what they know stays good.
         self._averager = Averager(self.group, bucket_mib=self.bucket_mib)
         self._averager_of_copies = Averager(self.group, bucket_mib=self.bucket_mib)
@@ -100,6 +101,10 @@ class RankReplicas:
         self._moments_rule = "keep"
         self._explores = False
         self._partitioned_by = partitioning_layer(self.layers)
+        # The optimizer of ZeRO holds a part of the parameters, which is another one on each rank.
+        self._whole_optimizer = self.optimizer if self._partitioned_by is None else None
+        self._averaged = AveragedTensors(self._whole_optimizer, self.model)
+        self._fully_sharded = fully_sharded(self.model)
         self._hooks: list[Any] = []
 
     @property
@@ -109,11 +114,6 @@ class RankReplicas:
         They do where values are explored, a start was perturbed, or gradients are local.
         """
         return self._explores or self._has_parted or self._has_local_gradients
-
-    @property
-    def bytes_sent(self) -> int:
-        """Count the bytes that this process has put into collectives so far."""
-        return self.group.traffic.num_bytes
 
     # --- beginning and end ---------------------------------------------------------------------------
 
@@ -129,6 +129,7 @@ class RankReplicas:
 
     def attach(self, values: ExploredValues, *, moments: MomentsRule, step_made: Told) -> bool:
         """Begin to work for an ensemble; tell whether all hold the same parameters. Collective."""
+        self._values = values
         self._explores = values.explores
         self._moments_rule = moments
         if self.has_others:  # a warm start makes them differ from the beginning
@@ -138,7 +139,7 @@ class RankReplicas:
             self._has_parted = len({row[0] for row in sums}) > 1
         if self._has_parted:
             self._require_whole("start from the same parameters")
-            if not was_warm_started(self._whole()) and self.is_writer:
+            if not was_warm_started(self._averaged.now()) and self.is_writer:
                 _log.warning(
                     "replicas begin with different parameters: the first sync averages them. If you did not "
                     "ask for it, use the same seed on every rank"
@@ -202,10 +203,10 @@ class RankReplicas:
         ):
             losses = []
             for scale in scales:
-                reshard(self.model)  # else it computes with the whole weights that it may still hold
+                self._reshard()  # else it computes with the whole weights that it may still hold
                 put(scale)
                 losses.append(losses_of(self.probe, self.model))
-        reshard(self.model)
+        self._reshard()
         return losses
 
     def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
@@ -214,13 +215,11 @@ class RankReplicas:
         rows = exchange(self.group, [x for row in here for x in row], "a look at the probe")
         return [row[i : i + width] for row in rows for i in range(0, len(row), width)]
 
-    def report(
-        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
-    ) -> list[Report]:
+    def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
         moments = self._averaged_moments()
-        ought_to_be_equal = self.has_others and not self.differ
+        ought_to_be_equal, has_peers = self.has_others and not self.differ, bool(self.group.joins)
         # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
         looks_whether_they_part = (
             self.has_others and self._has_trained_alone and not (self._explores or self._is_known_to_part)
@@ -228,14 +227,17 @@ class RankReplicas:
         is_compared = ought_to_be_equal or looks_whether_they_part
         here = Message(
             *self._losses.take(),
-            is_finite=float(self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)),
+            is_finite=float(
+                self._health.all_finite(weights)
+                and (not moments or self._health_of_moments.all_finite(moments))
+            ),
             score=math.nan if scores is None else scores[0],
             num_steps=float(num_steps),
-            base=digest(repr(dict(base()))) if self.group.joins else 0.0,
+            base=digest(repr(self._values.base)) if has_peers else 0.0,
             checksum=float(self._health.checksum(weights)) if is_compared else 0.0,
             moments=digest(layout_text(moments)) if moments else 0.0,
         )
-        every = self._exchanged(here, f"the sync at step {num_steps}") if self.group.joins else [here]
+        every = self._exchanged(here, f"the sync at step {num_steps}") if has_peers else [here]
         if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
             every = [here if r == self.index else here.silent() for r in range(self.count)]
         if looks_whether_they_part:
@@ -243,7 +245,7 @@ class RankReplicas:
         self._verdict = Verdict(None)
         if ought_to_be_equal:
             self._verdict = self._equality.judge(
-                every, weights, lambda: names_of(self._whole(), self.optimizer, self.model)
+                every, weights, lambda: names_of(self._averaged.now(), self.optimizer, self.model)
             )
             self._has_parted = self._verdict.agreed is None and any(message.is_finite for message in every)
         return [
@@ -258,9 +260,11 @@ class RankReplicas:
 
     def _exchanged(self, here: Message, what: str) -> list[Message]:
         """The messages of all replicas, each joined from those of its processes. Collective."""
-        parts = [Message(*row) for row in exchange_within(self.group, here, what)]
-        require_in_step(parts)
-        every = [Message(*row) for row in exchange(self.group, Message.joined(parts), what)]
+        if self.is_sharded:
+            parts = [Message(*row) for row in exchange_within(self.group, here, what)]
+            require_in_step(parts)
+            here = Message.joined(parts)
+        every = [Message(*row) for row in exchange(self.group, here, what)]
         require_in_step(every)
         if len({message.moments for message in every}) > 1:
             raise ConfigurationMismatchError(
@@ -290,44 +294,41 @@ class RankReplicas:
 
     def weights(self) -> list[Tensor]:
         """All parameters of this replica, or the parts of them that are here."""
-        return list(map(local_part, self._whole()))
-
-    def _whole(self) -> list[Tensor]:
-        return averaged_tensors(self._whole_optimizer, self.model)
-
-    @property
-    def _whole_optimizer(self) -> Optimizer | None:
-        """The optimizer, unless it holds a part that is another one on each rank."""
-        return self.optimizer if self._partitioned_by is None else None
+        return self._averaged.local()
 
     def _averaged_moments(self) -> list[Tensor]:
-        optimizer = self._whole_optimizer if self._moments_rule == "average" else None
-        return [] if optimizer is None else list(map(local_part, moments_of(optimizer)))
+        if self._moments_rule != "average" or self._whole_optimizer is None:
+            return []
+        return list(map(local_part, moments_of(self._whole_optimizer)))
 
     def weights_written(self) -> None:
         """Tell those who keep copies of the weights: fully_shard, and ZeRO of DeepSpeed its masters."""
-        reshard(self.model)
+        self._reshard()
         if self._partitioned_by is not None:
             refresh_masters(self.layers)
 
+    def _reshard(self) -> None:
+        for module in self._fully_sharded:
+            module.reshard()
+
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
         """Return what a checkpoint holds: sharded as the owners, for ``torch.distributed.checkpoint``."""
-        pairs = zip(tensors, self._whole(), strict=True)
+        pairs = zip(tensors, self._averaged.now(), strict=True)
         return [sharded_like(part.detach().to("cpu", copy=copies), owner) for part, owner in pairs]
 
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
-    ) -> None:
-        """Give every replica the mean over those that are not excluded. Collective.
+    ) -> bool:
+        """Give every replica the mean over those that are not excluded, if they differ: tell. Collective.
 
         Where all ought to be equal, those that are not get what the others hold.
         """
-        everyone, agreed = {*range(self.count)}, self._verdict.agreed
+        everyone, agreed, differ = {*range(self.count)}, self._verdict.agreed, self.differ
         if agreed is not None and (receivers := everyone - set(agreed) | set(excluded)):
             # They are equal, so nothing is averaged: those that are not get what one of them holds.
             donor = min(set(agreed) - set(excluded), default=agreed[0])
             self.copy(donor, receivers - {donor}, like_weights=like_weights)
-        elif agreed is None and (self.differ or excluded):
+        elif agreed is None and (differ or excluded):
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
                 self.copy(min(everyone - set(excluded)), excluded)
@@ -338,8 +339,9 @@ class RankReplicas:
             self._has_parted = False
             self.weights_written()
         else:
-            reshard(self.model)
+            self._reshard()
         self._buffers.put_back()
+        return differ
 
     def average_tensors(
         self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
@@ -362,8 +364,8 @@ class RankReplicas:
     def perturb(self, noise_scale: float, *, norm: Norm, seed: int) -> None:
         """Add Gaussian noise to this replica's parameters (paper, eq. 10)."""
         self._require_whole("keep the same parameters")
-        reshard(self.model)
-        parameters = self._whole() if self.model is None else list(self.model.parameters())
+        self._reshard()
+        parameters = self._averaged.now() if self.model is None else list(self.model.parameters())
         add_noise(parameters, noise_scale, norm=norm, seed=seed, replica=self.index)
         self._has_parted = True
 
@@ -371,9 +373,13 @@ class RankReplicas:
         """All replicas while they ought to be equal, else this one alone."""
         return self.group if self.has_others and not self.differ else ALONE
 
-    def save_point(self, *, on_cpu: bool) -> WeightsCopy:
+    def save_point(self, *, on_cpu: bool, spare: WeightsCopy | None = None) -> WeightsCopy:
         """Copy the weights and buffers, each replica its part while all are equal."""
-        reshard(self.model)
+        self._reshard()
+        if spare is not None and spare.group is self.equal_group():
+            spare.weights = self.weights()
+            spare.take()
+            return spare
         buffers = [] if self.model is None else [local_part(buffer) for buffer in self.model.buffers()]
         return WeightsCopy(self.weights(), buffers, self.equal_group(), "cpu" if on_cpu else None)
 

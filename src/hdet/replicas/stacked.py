@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.explore.values import ExploredValues
 from hdet.replicas.copies import ALONE
-from hdet.replicas.group import ReplicaGroup
+from hdet.replicas.group import ReplicaGroup, Traffic
 from hdet.replicas.health import Health, rows_are_finite
 from hdet.replicas.losses import DeviceSum, LossSum, evaluating
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
@@ -51,10 +51,10 @@ class StackedReplicas:
     is_sharded = False
     has_rows = True
     needs_syncs = True  # the user's model is written there
-    bytes_sent = 0
 
     def __post_init__(self) -> None:
         self.has_others = self.count > 1
+        self.traffic = Traffic()
         self.row_optimizer = RowOptimizer(self.optimizer)
         self.rows = ModelRows(
             self.model, self.optimizer, self.loss, num_replicas=self.count, vectorize=self.vectorize
@@ -188,9 +188,7 @@ class StackedReplicas:
         """These numbers: there is one process."""
         return [list(numbers)]
 
-    def report(
-        self, num_steps: int, base: Callable[[], Mapping[str, float]], scores: Sequence[float] | None
-    ) -> list[Report]:
+    def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """Report what is known of every replica."""
         finite = rows_are_finite([*self.weights(), *self._averaged_moments()])
         finite *= self.count // len(finite)
@@ -220,11 +218,11 @@ class StackedReplicas:
 
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
-    ) -> None:
+    ) -> bool:
         """Give every replica the mean over those that are not excluded, and the user's model too."""
         if not self.differ:
             self.rows.write_template(0)
-            return
+            return False
         included = [r for r in range(self.count) if r not in excluded]
         if excluded and self._moments_rule == "keep":
             self.copy(included[0], excluded)
@@ -232,6 +230,7 @@ class StackedReplicas:
         if self._moments_rule == "reset":
             self.row_optimizer.clear()
         self._have_parted = False
+        return True
 
     def average_tensors(
         self, tensors: Sequence[Tensor], excluded: Collection[int], *, weights: Shares = None
@@ -269,9 +268,12 @@ class StackedReplicas:
         """This process alone: all of them live here."""
         return ALONE
 
-    def save_point(self, *, on_cpu: bool) -> list[Tensor]:
+    def save_point(self, *, on_cpu: bool, spare: list[Tensor] | None = None) -> list[Tensor]:
         """Copy the rows that are computed."""
         computed = [rows[: self.num_distinct].detach() for rows in self.rows.tensors()]
+        if spare is not None and [rows.shape for rows in spare] == [rows.shape for rows in computed]:
+            torch._foreach_copy_(spare, computed)  # pyright: ignore[reportPrivateImportUsage]
+            return spare
         return [rows.to("cpu" if on_cpu else rows.device, copy=True) for rows in computed]
 
     @torch.no_grad()

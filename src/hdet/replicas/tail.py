@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hdet.checks import check_counts, check_keys
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.copies import ALONE, SlicedCopy
+from hdet.replicas.saved import check_weights
 from hdet.replicas.tensors import fitting
 
 _log = logging.getLogger(__name__)
@@ -229,6 +231,14 @@ class Tail:
         if self._whole is not None:  # nothing will change it: it need not be copied again
             return {"mean": self._replicas.as_saved(self._whole, copies=False), **mean.state_dict()}
         return {"mean": self._replicas.as_saved(mean.mean), **mean.state_dict()}
+
+    def check_state(self, name: str, state: Any) -> None:
+        """Raise if :meth:`load_state_dict` could not load this; ``name`` begins the error."""
+        if state is not None:
+            check_keys(name, state, ("mean", "num_taken", "first_step"))
+            check_counts(name, state, ("num_taken", "first_step"))
+            if self.steps:
+                check_weights(f"{name} mean", state["mean"], self._replicas)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""

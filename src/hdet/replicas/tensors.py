@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,8 +62,10 @@ class KnownTensors:
         memory. It cannot belong to another tensor meanwhile, because the old view keeps it.
         """
         addresses = list(map(Tensor.data_ptr, tensors))
-        return addresses == self._addresses and all(
-            new is old or _form(new) == _form(old) for new, old in zip(tensors, self._tensors, strict=True)
+        if addresses != self._addresses:
+            return False
+        return _are_same(tensors, self._tensors) or all(
+            _form(new) == _form(old) for new, old in zip(tensors, self._tensors, strict=True)
         )
 
     def remember(self, tensors: Sequence[Tensor]) -> None:
@@ -115,14 +118,19 @@ def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> None:
         local_part(gradient).mul_(factor)
 
 
+def fully_sharded(model: nn.Module | None) -> list[Any]:
+    """List the modules of fully_shard."""
+    modules: list[Any] = [] if model is None else list(model.modules())
+    return [m for m in modules if any(kind.__name__ == "FSDPModule" for kind in type(m).__mro__)]
+
+
 def reshard(model: nn.Module | None) -> None:
     """Let modules of fully_shard forget the whole parameters that they may still hold.
 
     After an evaluation the outermost one keeps them, and would not see what is written to the parts.
     """
-    for module in [] if model is None else model.modules():
-        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-            module.reshard()  # pyright: ignore[reportCallIssue]
+    for module in fully_sharded(model):
+        module.reshard()
 
 
 def fitting(saved: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
@@ -156,6 +164,64 @@ def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> li
     """Parameters of the optimizer and trainable parameters of the model."""
     of_model = [] if model is None else [p for p in model.parameters() if p.requires_grad]
     return list({id(p): p for p in [*parameters_of(optimizer), *of_model]}.values())
+
+
+class ParameterList:
+    """Lists the parameters of a model, again and again. It walks through the model only after a change.
+
+    Args:
+        model: the user's; None for one without parameters.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model = model
+        self._held: list[dict[str, Any]] = []
+        self._seen: list[Any] = []
+        self._parameters: list[Tensor] = []
+
+    def now(self) -> list[Tensor]:
+        """List them; the very same list as before, where all of them and all modules are the same."""
+        seen = [value for held in self._held for value in held.values()]
+        if self._model is not None and not (seen and _are_same(seen, self._seen)):
+            self._held = [held for m in self._model.modules() for held in (m._parameters, m._modules)]  # noqa: SLF001
+            self._seen = [value for held in self._held for value in held.values()]
+            self._parameters = list(self._model.parameters())
+        return self._parameters
+
+
+class AveragedTensors:
+    """Lists what is averaged, as :func:`averaged_tensors`, again and again.
+
+    Args:
+        optimizer: the inner one, or None.
+        model: the user's, or None.
+    """
+
+    def __init__(self, optimizer: Optimizer | None, model: nn.Module | None) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._of_model = ParameterList(model)
+        self._seen: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self._are_sharded = False
+
+    def now(self) -> list[Tensor]:
+        """List them; the very same list as before, where they are the same."""
+        of_model = self._of_model.now()
+        seen = [of_model, *parameters_of(self._optimizer), *[p.requires_grad for p in of_model]]
+        if not _are_same(seen, self._seen):
+            self._seen, self._tensors = seen, averaged_tensors(self._optimizer, self._model)
+            self._are_sharded = any(map(is_sharded, self._tensors))
+        return self._tensors
+
+    def local(self) -> list[Tensor]:
+        """List the parts of them that are in this process."""
+        tensors = self.now()
+        return list(map(local_part, tensors)) if self._are_sharded else tensors
+
+
+def _are_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    return len(new) == len(old) and all(map(operator.is_, new, old))
 
 
 def moments_of(optimizer: Optimizer) -> list[Tensor]:

@@ -212,7 +212,8 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         if ensemble is None:
             super().step()  # the first value, which LRScheduler.__init__ asks for
         elif ensemble.count(loss, skipped=skipped):
-            ensemble.follow(self._advance, is_closed_form=True)
+            self._advance()  # it reads none of the values that it changes, so none is put back first
+            ensemble.put_values()
 
     def _advance(self) -> None:
         is_past_end = self.last_epoch >= self.total_steps

@@ -31,6 +31,7 @@ class ComparingSteering(Steering):
 
     name = "comparing"
     kind = Controller
+    compares = True
     settings: Controller
 
     def __init__(self, settings: Controller, around: Surroundings) -> None:
@@ -129,8 +130,7 @@ class ComparingSteering(Steering):
                     continue  # a schedule that begins at zero: not yet
                 state = ControllerState(start)
                 self._decays[name] = self._decay(tunable)
-            places = [record.positions[name][r] for r in replicas]
-            values = [state.base * rho for rho in tunable.multipliers(places)]
+            values = [state.base * record.multipliers[name][r] for r in replicas]
             signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
             moved = paper_update(
                 state,

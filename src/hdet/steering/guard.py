@@ -47,8 +47,8 @@ class GuardSteering(Steering):
         self._began_apart = self.replicas.differ
         self._begin_at(num_steps)
 
-    def _save_point(self) -> Any:
-        return self.replicas.save_point(on_cpu=self.settings.copy_on_cpu)
+    def _save_point(self, spare: Any = None) -> Any:
+        return self.replicas.save_point(on_cpu=self.settings.copy_on_cpu, spare=spare)
 
     def _begin_at(self, step: int) -> None:
         self._copies: list[tuple[Any, GuardMemory]] = []
@@ -89,8 +89,8 @@ class GuardSteering(Steering):
         )
         if self._memory.is_well and record.step >= self._next_copy:
             # Of two, the older one is used: when a collapse shows, the newer may already be spoilt.
-            self._copies = self._copies[-1:]  # give memory back before more is taken
-            self._copies.append((self._save_point(), self._memory))
+            spare = self._copies.pop(0)[0] if len(self._copies) > 1 else None
+            self._copies.append((self._save_point(spare), self._memory))
             self._next_copy = record.step + self.settings.interval * self._total_steps
         elif self._memory.num_bad >= self.settings.patience and self._num_brakes < _MOST_BRAKES:
             self._go_back(record)

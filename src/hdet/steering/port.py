@@ -45,6 +45,8 @@ class Steering:
     """Of its settings."""
     explores: ClassVar[Sequence[Hyperparameter]] = ()
     """What it moves that the user need not name."""
+    compares: ClassVar[bool] = False
+    """It compares replicas by where they stand in the spreads, so that the record must tell it."""
     watches_steps: ClassVar[bool] = False
     """It is told of every loss and of every step, for rounds of its own."""
 
@@ -109,58 +111,40 @@ class Controllers:
     """
 
     def __init__(self, each: Sequence[Steering]) -> None:
-        self._each = each
-        self._watching = [one for one in each if one.watches_steps]
+        self.each = each
+        """In the order in which they decide."""
+        self.watching = [one for one in each if one.watches_steps]
+        """Those that are told of every loss and of every step."""
 
     def __iter__(self) -> Iterator[Steering]:
-        return iter(self._each)
+        return iter(self.each)
 
     def __len__(self) -> int:
-        return len(self._each)
+        return len(self.each)
 
     @property
     def notes(self) -> list[str]:
         """Tell what each has to tell."""
-        return [note for one in self._each for note in one.notes]
+        return [note for one in self.each for note in one.notes]
 
     def begin(self, num_steps: int) -> None:
         """Begin, or begin again."""
-        for one in self._each:
+        for one in self.each:
             one.begin(num_steps)
-
-    def add_loss(self, loss: Any) -> None:
-        """Give it to those that watch every step."""
-        for one in self._watching:
-            one.add_loss(loss)
-
-    def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
-        """Tell those that watch every step."""
-        for one in self._watching:
-            one.step_made(num_steps, record)
-
-    def sync(self, record: RoundRecord) -> bool:
-        """Let each decide. Where one puts earlier weights back, the others only take note of it."""
-        has_gone_back = False
-        for one in self._each:
-            if has_gone_back:
-                one.went_back()
-            else:
-                has_gone_back = one.sync(record)
-        return has_gone_back
 
     def before_save(self) -> None:
         """Let each gather what replicas hold in parts. Collective."""
-        for one in self._each:
+        for one in self.each:
             one.before_save()
 
     def state_dict(self) -> dict[str, Any]:
         """Save what each remembers, by its name."""
-        return {one.name: one.state_dict() for one in self._each}
+        return {one.name: one.state_dict() for one in self.each}
 
     def check_state(self, state: Any) -> None:
         """Raise if one could not load its part. One that was not there before begins anew."""
         check_keys("state_dict controllers", state, ())
-        here = {one.name: one for one in self._each}
+        here = {one.name: one for one in self.each}
         if unknown := sorted(set(state) - set(here)):
             raise ValueError(
                 f"state_dict must be of a run with the controllers {sorted(here)}, got one that has "
@@ -171,6 +155,6 @@ class Controllers:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint."""
-        for one in self._each:
+        for one in self.each:
             if one.name in state:
                 one.load_state_dict(state[one.name])
