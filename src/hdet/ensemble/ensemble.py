@@ -398,7 +398,7 @@ class Ensemble(Parts):
         with self.explored.rewriting(is_traced=self.is_traced):
             self.rounds.begin_at(num_steps)
             self.reassign.draw(num_steps, narrows=narrows)
-        self.controllers.begin(num_steps)
+            self.controllers.begin(num_steps)
 
     @property
     def _is_apart(self) -> bool:
