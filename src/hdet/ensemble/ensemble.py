@@ -452,7 +452,6 @@ class Ensemble(Closing):
         self._counter.has_moved = False
         self.rounds.begin_at(num_steps, narrows=narrows, begins_equal=begins_equal)
         self.tail.begin(is_checked=self._has_rounds and not self._is_local)
-        self.controllers.begin(num_steps)
 
     @property
     def _is_apart(self) -> bool:

@@ -213,7 +213,7 @@ class Rounds:
         controllers: Controllers,
         tail: Tail,
     ) -> None:
-        self._replicas, self._values = replicas, values
+        self._replicas, self._values, self._controllers = replicas, values, controllers
         self._sync_every, self._sink = settings.sync_every, settings.records
         self.is_traced = settings.records is not None and replicas.is_writer
         """Records tell the base of every step."""
@@ -255,6 +255,7 @@ class Rounds:
             for slot in self._values.slots:
                 slot.trace.clear()
             self._reassign.draw(num_steps, narrows=narrows)
+            self._controllers.begin(num_steps)
 
     def run(self, num_steps: int, *, ends_round: bool, joins: bool) -> RoundRecord:
         """Sync at the end of a round, or within one. Collective."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hdet.checks import shown
+from hdet.checks import require_kind
 from hdet.errors import bad_argument
 from hdet.explore import ExploredValues
 from hdet.method.controller import Controller
@@ -162,24 +162,28 @@ def require_needs(controllers: Sequence[AnyController], facts: Facts) -> None:
 def controllers_of(controllers: Any) -> tuple[AnyController, ...]:
     """Return what the user gave, as a tuple. Raises if it is no list of controllers of different kinds.
 
-    >>> controllers_of(Guard())  # doctest: +ELLIPSIS
+    >>> controllers_of(Guard())
     Traceback (most recent call last):
-    TypeError: controllers must be a list of controllers, got Guard(...: write controllers=[hdet.Guard()]
+    TypeError: controllers must be a list of controllers, got a value of type Guard: write [hdet.Guard()]
     """
-    kinds = ", ".join(f"hdet.{kind.__name__}()" for kind in NEEDS)
-    if isinstance(controllers, str) or not isinstance(controllers, Sequence):
-        one = controllers if isinstance(controllers, type) else type(controllers)
-        write = f"write controllers=[hdet.{one.__name__}()]" if one in NEEDS else f"such as [{kinds}]"
-        raise bad_argument(
-            "controllers", "must be a list of controllers", shown(controllers), write, kind=TypeError
-        )
+    is_list = isinstance(controllers, Sequence) and not isinstance(controllers, str)
+    require_kind("controllers must be a list of controllers", controllers, is_list, _remedy(controllers))
     for controller in controllers:
-        if not isinstance(controller, AnyController):
-            must = f"must hold controllers ({kinds})"
-            raise bad_argument("controllers", must, shown(controller), kind=TypeError)
-    if len({type(controller) for controller in controllers}) < len(controllers):
-        raise ValueError(f"controllers must name each kind once, got {list(controllers)}")
+        is_one = isinstance(controller, AnyController)
+        require_kind("controllers must hold controllers", controller, is_one, _remedy(controller))
+    kinds = [type(controller) for controller in controllers]
+    if doubled := [f"hdet.{kind.__name__}" for kind in NEEDS if kinds.count(kind) > 1]:
+        got, remedy = f"two of {doubled[0]}", "they would move the same things, leave one out"
+        raise bad_argument("controllers", "must name each kind once", got, remedy)
     return tuple(controllers)
+
+
+def _remedy(given: Any) -> str:
+    """Tell what to write in place of a class, of a controller without a list, or of anything else."""
+    kind = given if isinstance(given, type) else type(given)
+    if kind in NEEDS:
+        return f"write [hdet.{kind.__name__}()]"
+    return "write [" + ", ".join(f"hdet.{one.__name__}()" for one in NEEDS) + "], or some of them"
 
 
 def require_apart(controllers: Sequence[AnyController], values: ExploredValues) -> None:
@@ -190,8 +194,7 @@ def require_apart(controllers: Sequence[AnyController], values: ExploredValues) 
         return  # what held-out data moves is moved by nothing else
     both = [t.name for t in values.learning_rates if comparing.form == "paper" or t.spread > 0]
     if both:
-        raise ValueError(
-            "controllers must not hold both an hdet.Controller and an hdet.Thermostat here, got "
-            f"{both} to be moved by both: leave one out, or give the learning rate no spread: "
-            "hdet.LearningRate(spread=0)" + (" and form='log'" if comparing.form == "paper" else "")
-        )
+        must = "must not hold both an hdet.Controller and an hdet.Thermostat here"
+        remedy = "leave one out, or give the learning rate no spread: hdet.LearningRate(spread=0)"
+        remedy += " and form='log'" if comparing.form == "paper" else ""
+        raise bad_argument("controllers", must, f"{both} to be moved by both", remedy)

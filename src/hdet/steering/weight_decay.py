@@ -61,7 +61,7 @@ class WeightDecaySteering(Steering):
         assert probe is not None and total_steps is not None, "needed, and checked"
         self._total_steps = total_steps
         self._tunable = next((t for t in self.values.tunables if t.steered_by == self.name), None)
-        self._state = DecayState(0.0)
+        self._planned = 0.0  # as the optimizer has it before anything else moves the learning rate
         if self._tunable is not None:
             self._planned = decay_strength(self._tunable, self.values.optimizer, total_steps)
             self._decayed(self._tunable)
@@ -96,14 +96,11 @@ class WeightDecaySteering(Steering):
     def begin(self, num_steps: int) -> None:
         """Begin with the weight decay that the optimizer has now, or with a good one."""
         self._before = num_steps
-        if self._tunable is not None:
-            self._planned = decay_strength(self._tunable, self.values.optimizer, self._total_steps)
-            self._start = self._planned
-            if self.settings.start == "auto" and self._planned:
-                self._start = START
-                self.move([self._tunable], START / self._planned)
-            self._state = DecayState(self._start)
+        self._start = START if self.settings.start == "auto" and self._planned else self._planned
+        self._state = DecayState(self._start)
         self._forget_losses()
+        if self._tunable is not None and self._start != self._planned and not self._tunable.factors:
+            self.move([self._tunable], self._start / self._planned)
 
     def went_back(self) -> None:
         """Forget what was seen of weights that are gone."""
@@ -206,17 +203,17 @@ class WeightDecaySteering(Steering):
     def state_dict(self) -> dict[str, Any]:
         """Save what it has seen."""
         seen = [*self._state, self._loss_total, self._num_losses, float(self._before)]
-        return {"seen": seen}
+        return {"seen": seen, "strengths": [self._planned, self._start]}
 
     def check_state(self, name: str, state: Any) -> None:
         """See :class:`Steering`."""
-        check_keys(name, state, ("seen",))
+        check_keys(name, state, ("seen", "strengths"))
         check_numbers(f"{name} seen", state["seen"], len(DecayState._fields) + 3)
+        check_numbers(f"{name} strengths", state["strengths"], 2)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint."""
+        """Load a checkpoint. The factor is loaded with the weight decay."""
         *known, self._loss_total, self._num_losses, before = state["seen"]
         self._state = DecayState(*known)
         self._before = int(before)
-        if self._tunable is not None and self._planned:
-            self.move([self._tunable], self._state.strength / self._planned)
+        self._planned, self._start = state["strengths"]
