@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from hdet.errors import HdetError
-from hdet.lab.ablation import FLOOR, decay_shape, sync_every
+from hdet.lab.ablation import FLOOR, TABLE_1, decay_shape, sync_every
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
@@ -159,6 +159,19 @@ def test_the_decay_is_the_controllers_own(key):
         (base,) = {float(value) for name, value in trainer.engine.base.items() if name.startswith("lr")}
         assert base == pytest.approx(0.01 * decay_shape(step, steps=steps, end=settings["floor"]))
         trainer.step()
+
+
+def test_a_row_of_the_lab_is_the_same_here():
+    """One meaning of each name: ``hdet ablate`` and this table train the same where they say the same."""
+    here = {row.name: row for row in ROWS if row.at in ("low", "high")}
+    shared = [row for row in TABLE_1 if row.name in here]
+    assert len(shared) == 5
+    for row in shared:
+        assert here[row.name].key == row.key
+        if row.key not in ("plain", "grid"):  # trained plainly here, which adds up to the same
+            assert here[row.name].settings(300) == row.settings(300)
+    keys = {(row.name, row.key) for row in (*ROWS, *TABLE_1)}
+    assert len({name for name, _ in keys}) == len(keys)
 
 
 def test_where_the_decays_end():

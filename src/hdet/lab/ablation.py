@@ -1,4 +1,4 @@
-"""Ablation: the rows of the paper's Table 1, a run of each, and its figures 2 and 3 on one page."""
+"""Ablation: configurations of the paper's method and of what it leaves out, and runs of its Table 1."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ FLOOR = 1 / (25 * 1e4)
 """The same by OneCycleLR, which the paper says that eq. 8 aims at."""
 _CHECKPOINT_SEED = 1000
 _CURVE_POINTS = 100
-_SAME = 0.002
-"""Losses that differ by no more than this share count as the same."""
-FULL, EQUAL = "HDET (full)", "Equal replicas, same decay"
 
 
 def sync_every(steps: int) -> int:
@@ -92,7 +89,7 @@ def replica_settings(steps: int, **changes: Any) -> dict[str, Any]:
 
     ``checkpoint``, which RunConfig does not have, starts from a trained model; see :func:`train`.
     """
-    equal = {"spread": 0.0, "controllers": (), "noise_scale": 0.0, "sync_every": sync_every(steps)}
+    equal = {"spread": 0.0, "controllers": [], "noise_scale": 0.0, "sync_every": sync_every(steps)}
     return {**equal, "per_group": True, **changes}
 
 
@@ -106,46 +103,65 @@ def method_settings(steps: int, *, end: float | None = RESIDUAL, **changes: Any)
     """
     settings: dict[str, Any] = {"spread": SPREAD, "noise_scale": NOISE_SCALE}
     if end is not None:
-        settings |= {"controllers": ("paper",), "controller_start": controller_start(steps), "floor": end}
+        settings |= {"controllers": ["paper"], "controller_start": controller_start(steps), "floor": end}
     return replica_settings(steps, **settings | changes)
+
+
+def warm_init_settings(steps: int, **changes: Any) -> dict[str, Any]:
+    """Settings of noise without averaging, but at the end."""
+    return replica_settings(steps, noise_scale=NOISE_SCALE, sync_every=steps, **changes)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table."""
+    """One configuration. Its name means the same in every table, and so does its key in every record."""
 
+    key: str
     name: str
     description: str
-    paper: str
+    settings: Callable[..., dict[str, Any]]
+    """By the number of steps; takes changes, too."""
+    paper: str = ""
     """Training loss in the paper's Table 1; empty for a row that it leaves out."""
-    settings: Callable[[int], dict[str, Any]]
-    """By the number of steps."""
     share: float = 1.0
     """Of the learning rate that is given."""
 
 
 _WARM: dict[str, Any] = {"checkpoint": 1 / LOW_FACTOR}
-_warm_init = partial(method_settings, end=None, spread=0.0, **_WARM)
-_no_controller = partial(method_settings, end=None, **_WARM)
-_cold = partial(method_settings, noise_scale=0.0)
 _full = partial(method_settings, **_WARM)
+_no_controller = partial(_full, end=None)
+_warm_init = partial(warm_init_settings, **_WARM)
 _plain_warm = partial(replica_settings, **_WARM)
-_equal = partial(method_settings, spread=0.0, **_WARM)
+_cold = partial(method_settings, noise_scale=0.0)
+_equal = partial(_full, spread=0.0)
+FULL, EQUAL = "hdet_checkpoint", "equal_checkpoint"
 
 TABLE_1 = (
-    Row("Baseline-Low", "plain, at a ninth of the learning rate", "3.294", replica_settings, 1 / LOW_FACTOR),
-    Row("Baseline-High", "plain", "4.169 †", replica_settings),
+    Row("plain", "Baseline-Low", "plain", replica_settings, "3.294", 1 / LOW_FACTOR),
+    Row("grid", "Baseline-High", "plain", replica_settings, "4.169 †"),
     Row(
-        "Warm-Init",
-        "from a checkpoint with noise, averaged at the end only",
+        "warm_init_checkpoint",
+        "Warm-Init, checkpoint",
+        "noise, averaged at the end only",
+        _warm_init,
         "4.674 †",
-        lambda steps: _warm_init(steps, sync_every=steps),
     ),
-    Row("HDET without controller", "spread, from a checkpoint with noise", "3.280", _no_controller),
-    Row("HDET without warm start", "spread and controller, from new weights", "3.281", _cold),
-    Row(FULL, "spread and controller, from a checkpoint with noise", "3.277", _full),
-    Row("Plain from the checkpoint", "no spread, no noise, no controller", "", _plain_warm),
-    Row(EQUAL, "HDET (full) with a spread of zero", "", _equal),
+    Row(
+        "hdet_no_controller_checkpoint",
+        "HDET without controller, checkpoint",
+        "spread and noise",
+        _no_controller,
+        "3.280",
+    ),
+    Row("hdet_no_warm_start", "HDET without warm start", "spread and controller", _cold, "3.281"),
+    Row(FULL, "HDET (full), checkpoint", "from a trained checkpoint with noise", _full, "3.277"),
+    Row("plain_checkpoint", "Plain, checkpoint", "from the same checkpoint", _plain_warm),
+    Row(
+        EQUAL,
+        "Equal replicas, checkpoint, same decay",
+        "HDET (full), checkpoint, with zero spread",
+        _equal,
+    ),
 )
 """The paper's six, and the two that tell what of them is due to the checkpoint and to the decay."""
 
@@ -258,32 +274,25 @@ class Result:
 
 
 def remarks(results: Sequence[Result], task: str) -> list[str]:
-    """Say what the rows begin from, and what their losses tell; nothing about rows that were not run."""
+    """Say what marks mean and what the losses tell; nothing about rows that were not run."""
     said = [
         "† marks a crash: no finite loss, or one above the untrained model's. The last column is the "
-        "paper's: training losses on its own data, not comparable."
+        "paper's: training losses on its own data, not comparable. A checkpoint is a plain run of the same "
+        "length, at a ninth of the learning rate."
     ]
-    warm = [result.row.name for result in results if "checkpoint" in result.row.settings(100)]
-    said.append(
-        f"These rows begin from the weights of a plain run of the same length, at a ninth of the learning "
-        f"rate: {'; '.join(warm)}. In docs/reproduction.md a row of the same name begins from new weights, "
-        "so its loss is another."
-    )
-    plain = [result for result in results if result.row.settings is replica_settings]
-    if all(math.isfinite(result.mean_loss) for result in plain):
+    by_key = {result.row.key: result for result in results}
+    if all(math.isfinite(by_key[key].mean_loss) for key in ("plain", "grid")):
         said.append(
             f"On {task} no learning rate of this table breaks plain training, so nothing here shows whether "
             "the method keeps a run from breaking."
         )
-    full, equal = (r.mean_loss for name in (FULL, EQUAL) for r in results if r.row.name == name)
-    if abs(full - equal) <= _SAME * equal:
+    full, equal = by_key[FULL], by_key[EQUAL]
+    share = full.mean_loss / equal.mean_loss - 1
+    if math.isfinite(share):
         said.append(
-            f"“{FULL}” and “{EQUAL}” end at the same loss, within 0.2 %: here the spread and the replicas' "
-            "losses add nothing to the checkpoint and the decay."
+            f"“{full.row.name}” ends {100 * abs(share):.2g} % {'below' if share < 0 else 'above'} "
+            f"“{equal.row.name}”: so much is due to the spread and to what the replicas' losses say."
         )
-    elif math.isfinite(full - equal):
-        share, side = abs(full / equal - 1), "below" if full < equal else "above"
-        said.append(f"“{FULL}” ends {100 * share:.2g} % {side} “{EQUAL}”.")
     return said
 
 

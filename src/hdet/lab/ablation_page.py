@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hdet
-from hdet.lab.ablation import FULL, Result, decay_shape, remarks, replica_settings
+from hdet.lab.ablation import FULL, Result, decay_shape, remarks
 from hdet.lab.page.chart import Chart, line, series_color
 from hdet.lab.page.html_page import (
     Cell,
@@ -68,16 +68,16 @@ def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts
 
 def _losses(results: Sequence[Result]) -> Chart:
     """Figure 2: a line per row, of the first seed, less that of plain training at the same learning rate."""
-    plain = next(r for r in results if r.row.settings is replica_settings and r.row.share == 1)
+    plain = next(r for r in results if r.row.key == "grid")
     of_plain = plain.runs[0].losses if plain.runs else []
     shown = [r for r in results if r is not plain and r.row.share == 1 and r.runs]
     traces = []
-    for place, result in enumerate(sorted(shown, key=lambda r: r.row.name == FULL)):  # it is drawn on top
+    for place, result in enumerate(sorted(shown, key=lambda r: r.row.key == FULL)):  # it is drawn on top
         pairs = list(zip(result.runs[0].losses, of_plain, strict=False))
         block = max(1, -(-len(pairs) // _SMOOTHED))
         starts = range(len(pairs) // 2, len(pairs) - block + 1, block)
         means = [math.fsum(a - b for a, b in pairs[start : start + block]) / block for start in starts]
-        is_full = result.row.name == FULL
+        is_full = result.row.key == FULL
         color, width = ("--strong", 3) if is_full else (series_color(place), 1.5)
         steps = [start + block for start in starts]
         traces.append(line(steps, means, result.row.name, color, width=width))
@@ -103,7 +103,7 @@ def _rates(results: Sequence[Result], base: Mapping[str, Any]) -> Chart:
         line(list(steps), plan, "plan, no controller", "--series-1"),
         line(list(steps), decay, "the controller's decay alone", ("--series-2", "dot")),
     ]
-    full = next(result for result in results if result.row.name == FULL)
+    full = next(result for result in results if result.row.key == FULL)
     for place, (name, points) in enumerate(full.runs[0].lrs.items() if full.runs else (), start=2):
         places, rates = zip(*points, strict=True)
         traces.append(line(list(places), list(rates), name, (series_color(place)[0], "dash")))

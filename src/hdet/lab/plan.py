@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import runpy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from hdet.lab.limits import CountFromZero, NotNegative, Positive, require_hinted
@@ -24,36 +22,18 @@ _REPORT_BYTES = 72
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Holds what :func:`plan` predicts."""
+    """Holds what :func:`plan` predicts of one sync."""
 
     num_collectives_per_sync: int
     """The small exchange of losses, and all-reduces of half a bucket each where replicas are averaged."""
     bytes_per_sync: float
-    """Sent by each replica in one sync."""
-    bytes_per_step: float
-    """The same, spread over the steps of a round."""
-    ddp_bytes_per_step: float
-    """Sent by each replica for the gradients of one step, with hdet or without."""
-    traffic_percent: float
-    """Bytes of the syncs over bytes of the gradients."""
-    transfer_seconds_per_sync: float
-    """Time on the wire."""
-    latency_seconds_per_sync: float
-    """Time until collectives start."""
-    copy_seconds_per_sync: float
-    """Time to check the weights, to copy them into buckets, and back."""
+    """Sent by each replica."""
     seconds_per_sync: float
-    """The three together; in truth copies and transfers overlap in part."""
+    """On the wire, until collectives start, and for copies; in truth the last go on during the first."""
     overhead_percent: float
     """Time of the syncs over time of the training."""
     suggested_sync_every: int
     """The smallest ``sync_every`` whose overhead is at most 0.1 %."""
-    num_syncs: int | None = None
-    """In the whole run; None without ``num_steps``, like the two below."""
-    training_seconds: float | None = None
-    """The whole run without hdet."""
-    sync_seconds: float | None = None
-    """Time that all syncs add to it."""
 
 
 def plan(
@@ -62,13 +42,11 @@ def plan(
     step_seconds: Positive,
     bandwidth_bytes_per_second: Positive,
     sync_every: int,
+    *,
     bytes_per_parameter: int = 4,
     latency_seconds: NotNegative = 1e-3,
-    num_steps: int | None = None,
-    *,
     averages: bool = True,
     num_shards: int = 1,
-    bucket_mib: Positive = 25.0,
     memory_bandwidth_bytes_per_second: Positive = 10e9,
 ) -> Plan:
     r"""Predict what syncs cost.
@@ -87,9 +65,8 @@ def plan(
     :math:`80 (N - 1)` bytes, and two passes over the weights, for NaN and for a checksum. The all-gather is
     all that grows with :math:`N`.
 
-    Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter; the
-    gradients of plain data-parallel training count what they have. One replica syncs with nobody, at no cost.
-    Optimizer moments that are averaged too are not counted.
+    Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter. One
+    replica syncs with nobody, at no cost. Optimizer moments that are averaged too are not counted.
 
     Args:
         num_parameters: of one replica; of one rank's shard, where a replica spans several ranks.
@@ -99,10 +76,8 @@ def plan(
         sync_every: steps per round, T.
         bytes_per_parameter: 4 for float32, 2 for half precisions.
         latency_seconds: time of a collective of one number: 1 ms with gloo, 0.05 ms with NCCL in one machine.
-        num_steps: length of the run, for the totals.
         averages: whether replicas differ, so that a sync averages them; not in ``AutoLR``.
         num_shards: ranks that hold a replica together; they exchange their numbers first.
-        bucket_mib: buffer size for averaging, in MiB.
         memory_bandwidth_bytes_per_second: 10 GB/s for one core, 1 TB/s or more for a GPU.
 
     A model of 125 M parameters on 8 replicas, half a second per step, 25 Gbit/s:
@@ -115,43 +90,25 @@ def plan(
     """
     require_hinted(plan, locals())
     syncs = num_replicas > 1
-    ring = 2 * (num_replicas - 1) / num_replicas
-    weight_bytes = num_parameters * bytes_per_parameter
     averaged_bytes = num_parameters * max(4, bytes_per_parameter)  # half precisions are summed in float32
-    bucket_bytes = int(bucket_mib * 2**20)
-
-    num_buckets = math.ceil(averaged_bytes / (bucket_bytes / 2)) if averages else 0
-    num_collectives = num_buckets + 1 + (num_shards > 1) if syncs else 0
-    bytes_per_sync = ring * averaged_bytes
-    if not averages:
+    if averages:
+        num_collectives = math.ceil(averaged_bytes / (_BUCKET_BYTES / 2)) + 1
+        bytes_per_sync = 2 * (num_replicas - 1) / num_replicas * averaged_bytes
+        touched_bytes = 5 * averaged_bytes
+    else:
+        num_collectives = 1
         bytes_per_sync = float(_REPORT_BYTES * (num_replicas - 1 + num_shards - 1)) if syncs else 0.0
-    touched_bytes = 5 * averaged_bytes if averages else 2 * weight_bytes
-    transfer = bytes_per_sync / bandwidth_bytes_per_second
-    latency = num_collectives * latency_seconds
-    copy = touched_bytes / memory_bandwidth_bytes_per_second if syncs else 0.0
-    seconds_per_sync = transfer + latency + copy
-
-    bytes_per_step = bytes_per_sync / sync_every
-    ddp_bytes_per_step = ring * weight_bytes
-    exact = 100 * seconds_per_sync / (ACCEPTED_OVERHEAD_PERCENT * step_seconds)
-    num_syncs = None
-    if num_steps is not None:
-        num_syncs = math.ceil(num_steps / sync_every) if syncs else 0  # the last step is one
+        touched_bytes = 2 * num_parameters * bytes_per_parameter
+    num_collectives = num_collectives + (num_shards > 1) if syncs else 0
+    copy_seconds = touched_bytes / memory_bandwidth_bytes_per_second if syncs else 0.0
+    seconds = bytes_per_sync / bandwidth_bytes_per_second + num_collectives * latency_seconds + copy_seconds
+    exact = 100 * seconds / (ACCEPTED_OVERHEAD_PERCENT * step_seconds)
     return Plan(
         num_collectives_per_sync=num_collectives,
         bytes_per_sync=bytes_per_sync,
-        bytes_per_step=bytes_per_step,
-        ddp_bytes_per_step=ddp_bytes_per_step,
-        traffic_percent=100 * bytes_per_step / ddp_bytes_per_step if syncs else 0.0,
-        transfer_seconds_per_sync=transfer,
-        latency_seconds_per_sync=latency,
-        copy_seconds_per_sync=copy,
-        seconds_per_sync=seconds_per_sync,
-        overhead_percent=100 * seconds_per_sync / (sync_every * step_seconds),
+        seconds_per_sync=seconds,
+        overhead_percent=100 * seconds / (sync_every * step_seconds),
         suggested_sync_every=max(1, math.ceil(exact * (1 - 1e-12))),  # rounding must not add a step
-        num_syncs=num_syncs,
-        training_seconds=None if num_steps is None else num_steps * step_seconds,
-        sync_seconds=None if num_syncs is None else num_syncs * seconds_per_sync,
     )
 
 
@@ -248,10 +205,6 @@ class SearchCost:
     """Steps where it does not turn. Trials that learn nothing are repeated, up to a quarter of the run."""
     trials_at_a_time: int
     """Trials that are made at the same time, over all replicas."""
-    num_gathers: int
-    """Number of times that every replica is given whole weights from the parts that all of them keep."""
-    bytes_sent: float
-    """By each rank: gradients of the longest ramp, and weights that are gathered."""
 
 
 def search_cost(
@@ -260,9 +213,8 @@ def search_cost(
     *,
     batch_size: int = 32,
     num_shards: int = 1,
-    bytes_on_rank: float = 0.0,
 ) -> SearchCost:
-    """Predict the steps of :func:`hdet.find_lr`, and what they send.
+    """Predict the steps of :func:`hdet.find_lr`.
 
     A sharded model shares its gradients by itself, so that all replicas make every trial together.
 
@@ -271,54 +223,17 @@ def search_cost(
         num_replicas: N.
         batch_size: examples of a batch on one rank, which few replicas split between their trials.
         num_shards: ranks that hold a replica together.
-        bytes_on_rank: of the parameters.
 
-    >>> search_cost(1000, 8).fewest_steps, search_cost(1000, 8).most_steps
-    (80, 100)
+    >>> search_cost(1000, 8)
+    SearchCost(fewest_steps=80, most_steps=100, trials_at_a_time=8)
     """
     require_hinted(search_cost, locals())
     places = num_replicas if num_shards == 1 else 1
-    parts = num_parts(places, batch_size)
-    sizes = lengths(total_steps, places * parts)
+    trials_at_a_time = places * num_parts(places, batch_size)
+    sizes = lengths(total_steps, trials_at_a_time)
     trial_steps = sizes.trial * sizes.num_turns
-    has_others = num_replicas > 1
-    num_gathers = 2 + parts * sizes.num_turns if has_others else 0
-    share = (num_replicas - 1) / num_replicas
-    joined = 2 * sizes.most_ramp_steps if num_shards == 1 else 0  # an all-reduce is two passes of the ring
     return SearchCost(
         fewest_steps=sizes.ramp + trial_steps,
         most_steps=sizes.most_ramp_steps + trial_steps,
-        trials_at_a_time=places * parts,
-        num_gathers=num_gathers,
-        bytes_sent=share * (joined + num_gathers) * bytes_on_rank,
+        trials_at_a_time=trials_at_a_time,
     )
-
-
-def model_size(name: str) -> tuple[int, int]:
-    """Count the parameters, and the bytes of one, of what ``path/to/file.py:function`` returns.
-
-    The function is called without arguments on torch's meta device, which has shapes and no memory.
-    """
-    import torch  # which a plan for a number of parameters does without
-    from torch import nn
-
-    path, _, function = name.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
-        raise ValueError(
-            f"model must be path/to/file.py:function with a file that exists, got {name!r}: name a function "
-            "that builds the model without arguments"
-        )
-    found = runpy.run_path(path).get(function)
-    if not callable(found):
-        raise ValueError(f"model must name a function of {path}, got {function!r}: there is none")
-    with torch.device("meta"):
-        model = found()
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"model must name a function that returns a torch.nn.Module, got {model!r} from {name!r}"
-        )
-    parameters = list(model.parameters())
-    if not parameters:
-        raise ValueError(f"model must have parameters, but what {name!r} returns has none")
-    count = sum(p.numel() for p in parameters)
-    return count, round(sum(p.numel() * p.element_size() for p in parameters) / count)

@@ -55,7 +55,9 @@ def sweep(
     on_done: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Sweep:
-    """Run the settings at every learning rate, each in its own folder; finished points are taken as they are.
+    """Run the settings at every learning rate, several at a time, each in its own folder.
+
+    A folder with a finished run of the same settings is not run again; with other settings it is an error.
 
     Args:
         config: everything but the learning rate.
@@ -68,31 +70,18 @@ def sweep(
     if not lrs:
         raise ValueError("lrs must hold at least one learning rate, got none: widen --low and --high")
     points = [(dataclasses.replace(config, lr=lr), path / f"lr{lr:g}") for lr in dict.fromkeys(lrs)]
-    results = run_many(points, num_jobs=num_jobs, on_done=on_done, should_stop=should_stop)
-    found = [result for result in results if result is not None and result["status"] != "stopped"]
-    return Sweep(points=found, is_complete=len(found) == len(lrs))
-
-
-def run_many(
-    jobs: Sequence[tuple[RunConfig, Path]],
-    *,
-    num_jobs: int = 0,
-    on_done: Callable[[int], None] = lambda _: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[dict[str, Any] | None]:
-    """Run every job in its folder, several at a time; results in the same order, None where it was stopped.
-
-    A folder with a finished run of the same settings is not run again; with other settings it is an error.
-    """
-    results: list[dict[str, Any] | None] = [_finished(config, path) for config, path in jobs]
+    results = [_finished(*point) for point in points]
     missing = [i for i, result in enumerate(results) if result is None]
-    on_done(len(jobs) - len(missing))
+    num_done = len(points) - len(missing)
+    on_done(num_done)
     with Pool(num_jobs) as pool:
-        runs = pool.run(_run_one, [jobs[i] for i in missing], should_stop=should_stop)
-        for done, (place, result) in enumerate(runs, start=len(jobs) - len(missing) + 1):
+        jobs = [points[i] for i in missing]
+        for place, result in pool.run(_run_one, jobs, should_stop=should_stop):
             results[missing[place]] = result
-            on_done(done)
-    return results
+            num_done += 1
+            on_done(num_done)
+    found = [result for result in results if result is not None and result["status"] != "stopped"]
+    return Sweep(points=found, is_complete=len(found) == len(points))
 
 
 def _finished(config: RunConfig, path: Path) -> dict[str, Any] | None:

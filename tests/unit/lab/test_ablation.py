@@ -5,7 +5,9 @@ import math
 import pytest
 
 from hdet.lab.ablation import (
+    EQUAL,
     FLOOR,
+    FULL,
     NOISE_SCALE,
     RESIDUAL,
     SPREAD,
@@ -27,20 +29,24 @@ BASE |= {"optimizer": "sgd"}
 
 
 def test_the_rows_leave_out_one_part_each():
-    rows = {row.name: row.settings(500) for row in TABLE_1}
-    full = rows["HDET (full)"]
-    assert (full["spread"], full["noise_scale"], full["controller"]) == (SPREAD, NOISE_SCALE, "paper")
+    rows = {row.key: row.settings(500) for row in TABLE_1}
+    full = rows[FULL]
+    assert (full["spread"], full["noise_scale"], full["controllers"]) == (SPREAD, NOISE_SCALE, ["paper"])
     assert (full["floor"], full["controller_start"], full["sync_every"]) == (RESIDUAL, 100, 5)
     differs = {
-        name: {key for key in full.keys() | settings if full.get(key) != settings.get(key)}
-        for name, settings in rows.items()
+        key: {name for name in full.keys() | settings if full.get(name) != settings.get(name)}
+        for key, settings in rows.items()
     }
-    assert differs["HDET without controller"] == {"controller", "controller_start", "floor"}
-    assert differs["HDET without warm start"] == {"checkpoint", "noise_scale"}
-    assert differs["Equal replicas, same decay"] == {"spread"}
-    assert rows["Warm-Init"]["sync_every"] == 500
+    assert differs["hdet_no_controller_checkpoint"] == {"controllers", "controller_start", "floor"}
+    assert differs["hdet_no_warm_start"] == {"checkpoint", "noise_scale"}
+    assert differs[EQUAL] == {"spread"}
+    assert rows["warm_init_checkpoint"]["sync_every"] == 500
     assert [row.share for row in TABLE_1][:2] == [1 / 9, 1.0]
     assert sum(bool(row.paper) for row in TABLE_1) == 6
+    # A row whose name says nothing of a checkpoint begins from new weights.
+    assert {row.key for row in TABLE_1 if "checkpoint" in row.name} == {
+        key for key, settings in rows.items() if "checkpoint" in settings
+    }
 
 
 def test_the_controllers_decay_ends_where_it_should():
@@ -71,7 +77,7 @@ def test_all_rows_train_and_make_a_page(tmp_path):
     assert [result.row for result in results] == list(TABLE_1)
     assert all(len(result.runs) == 1 and not result.runs[0].is_crash for result in results)
     text = build_ablation(results, BASE, tmp_path / "page.html").read_text()
-    for words in ("Plain from the checkpoint", "figure 2", "figure 3", "4.674 †", results[0].loss_text):
+    for words in ("Plain, checkpoint", "figure 2", "figure 3", "4.674 †", results[0].loss_text):
         assert words in text
     build_ablation([Result(row, 0.1) for row in TABLE_1], BASE, tmp_path / "page.html")  # stopped before any
 
@@ -82,21 +88,17 @@ def result(*losses, row=TABLE_1[0]):
 
 def test_remarks_follow_from_the_losses():
     def said(**losses):
-        by_name = {"plain": "Baseline-High", "full": "HDET (full)", "equal": "Equal replicas, same decay"}
-        given = {by_name[key]: loss for key, loss in losses.items()}
-        return remarks([result(given.get(row.name, 1.0), row=row) for row in TABLE_1], "charlm")
+        by_key = {"plain": "grid", "full": FULL, "equal": EQUAL}
+        given = {by_key[key]: loss for key, loss in losses.items()}
+        return remarks([result(given.get(row.key, 1.0), row=row) for row in TABLE_1], "charlm")
 
-    _, begin, breaks, same = said(full=1.0019)
-    warm = "Warm-Init; HDET without controller; HDET (full); Plain from the checkpoint; Equal replicas, same"
-    assert f": {warm} decay. In docs/reproduction.md a row of the same name begins from new " in begin
+    _, breaks, same = said(full=1.0019)
     assert breaks.startswith("On charlm no learning rate of this table breaks plain training, ")
-    assert same.startswith(
-        "“HDET (full)” and “Equal replicas, same decay” end at the same loss, within 0.2 %: "
-    )
-    assert said(full=0.95)[-1] == "“HDET (full)” ends 5 % below “Equal replicas, same decay”."
-    assert said(full=1.01, equal=1.005)[-1] == "“HDET (full)” ends 0.5 % above “Equal replicas, same decay”."
-    assert len(said(plain=3.0)) == 3  # it broke
-    assert len(said(full=math.nan)) == 3 and len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 2
+    begin = "“HDET (full), checkpoint” ends {} “Equal replicas, checkpoint, same decay”: so much is due"
+    assert same.startswith(begin.format("0.19 % above"))
+    assert said(full=0.95)[-1].startswith(begin.format("5 % below"))
+    assert len(said(plain=3.0)) == 2  # it broke
+    assert len(said(full=math.nan)) == 2 and len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 1
 
 
 def test_figure_2_is_the_difference_from_plain_training(tmp_path):
@@ -105,9 +107,9 @@ def test_figure_2_is_the_difference_from_plain_training(tmp_path):
 
     results = [falling(row, place) for place, row in enumerate(TABLE_1)]
     chart = _losses(results)
-    assert chart.traces[-1]["name"] == "HDET (full)" and len(chart.traces) == 6
+    assert chart.traces[-1]["name"] == "HDET (full), checkpoint" and len(chart.traces) == 6
     assert chart.traces[-1]["y"] == [4.0] * 25 and chart.traces[-1]["x"] == list(range(52, 101, 2))
-    assert chart.traces[0]["name"] == "Warm-Init" and set(chart.traces[0]["y"]) == {1.0}
+    assert chart.traces[0]["name"] == "Warm-Init, checkpoint" and set(chart.traces[0]["y"]) == {1.0}
 
 
 def test_losses_as_text():

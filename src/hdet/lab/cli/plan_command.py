@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hdet.checks import require_choice
+from hdet.errors import bad_argument
 from hdet.lab.cli.options import Json, takes
 from hdet.lab.cli.screen import Screen, numbers, usage_errors
 from hdet.lab.page.sentences import count as count_of
-from hdet.lab.plan import MOMENTS, Plan, memory_cost, model_size, search_cost
+from hdet.lab.plan import MOMENTS, Plan, memory_cost, search_cost
 from hdet.lab.plan import plan as predict
 from hdet.method.recipe import Recipe
 
@@ -20,9 +23,8 @@ class _PlanOptions:
     """Options, with their help.
 
     Args:
-        replicas: Number of replicas, N.
         parameters: Parameters of one replica, such as 125e6 or 7B.
-        model: Instead: file.py:function that builds the model. It takes no memory.
+        replicas: Number of replicas, N.
         shards: Ranks that hold a replica together (fully_shard).
         dtype: Of the parameters: float32, bfloat16, float16, float64.
         optimizer: sgd, sgd-momentum, adam, adamw, muon or lion.
@@ -36,11 +38,10 @@ class _PlanOptions:
         memory_bandwidth: Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU.
     """
 
+    parameters: str
     replicas: int
-    parameters: str | None = None
-    model: str | None = None
     shards: int = 1
-    dtype: str | None = None
+    dtype: str = "float32"
     optimizer: str = "adamw"
     steps: int = 10_000
     sync_every: int | None = None
@@ -63,29 +64,28 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     """
     asked = _PlanOptions(**settings)
     screen = Screen(is_json=is_json, is_quiet=False)
-    replicas, shards, steps, step_seconds = asked.replicas, asked.shards, asked.steps, asked.step_seconds
+    replicas, shards, steps = asked.replicas, asked.shards, asked.steps
     with usage_errors(settings):
-        count, size = _size_of(asked)
+        require_choice("optimizer", asked.optimizer, tuple(MOMENTS))
+        count, size = _count(asked.parameters), _BYTES[require_choice("dtype", asked.dtype, tuple(_BYTES))]
         sync_every = Recipe(total_steps=steps, sync_every=asked.sync_every).steps_per_round
-        if asked.optimizer not in MOMENTS:
-            raise ValueError(f"optimizer must be one of {', '.join(MOMENTS)}, got {asked.optimizer!r}")
         moments, is_equal = MOMENTS[asked.optimizer], asked.spread == 0
         of_ranks: dict[str, Any] = {"num_shards": shards, "bytes_per_parameter": size}
         memory = memory_cost(count, replicas, num_moments=moments, are_equal=is_equal, **of_ranks)
         of_links = of_ranks | {
+            "averages": not is_equal,
             "latency_seconds": asked.latency_ms / 1000,
             "memory_bandwidth_bytes_per_second": asked.memory_bandwidth * 1e9,
-            "num_steps": steps,
-            "averages": not is_equal,
         }
         shard = -(-count // shards)
         links = {
-            speed: predict(shard, replicas, step_seconds or 1.0, speed * 1e9 / 8, sync_every, **of_links)
+            speed: predict(
+                shard, replicas, asked.step_seconds or 1.0, speed * 1e9 / 8, sync_every, **of_links
+            )
             for speed in numbers("--bandwidth", asked.bandwidth)
         }
-        search = search_cost(
-            steps, replicas, batch_size=asked.batch_size, num_shards=shards, bytes_on_rank=memory.parameters
-        )
+        search = search_cost(steps, replicas, batch_size=asked.batch_size, num_shards=shards)
+    num_syncs = math.ceil(steps / sync_every) if replicas > 1 else 0  # the last step is one
     in_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
     parts = [(what, getattr(memory, part)) for part, what in _PARTS.items()]
     screen.show(
@@ -95,34 +95,24 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     )
     if replicas * shards > 1:
         columns = ("link", "messages", "sent", "seconds", "whole run", "overhead")
-        rows = [_sync_row(speed, sync) for speed, sync in links.items()]
-        shown = len(columns) - (step_seconds is None)
-        screen.show(
-            columns[:shown], [r[:shown] for r in rows], f"A sync, every {sync_every} steps of {steps}"
-        )
+        rows = [_sync_row(speed, sync, num_syncs) for speed, sync in links.items()]
+        shown = len(columns) - (asked.step_seconds is None)
+        title = f"A sync, every {sync_every} steps of {steps}"
+        screen.show(columns[:shown], [row[:shown] for row in rows], title)
     low, high = search.fewest_steps, search.most_steps
     share = f"{100 * low / steps:.2g} to {100 * high / steps:.2g} %"
-    row = (f"{low} to {high}", share, str(search.trials_at_a_time), _bytes(search.bytes_sent))
-    screen.show(("steps", "of the run", "trials at a time", "sent"), [row], "The search")
+    row = (f"{low} to {high}", share, str(search.trials_at_a_time))
+    screen.show(("steps", "of the run", "trials at a time"), [row], "The search")
     screen.say(
         f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms), "
         f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
     # What follows from the time of a step is not known where that was not given.
-    names = ("overhead_percent", "training_seconds", "suggested_sync_every")
-    unknown = dict.fromkeys(names) if step_seconds is None else {}
-    screen.give(
-        {
-            "parameters": count,
-            "replicas": replicas,
-            "shards": shards,
-            "sync_every": sync_every,
-            "memory": asdict(memory),
-            "links": [{"gbit_per_second": speed} | asdict(links[speed]) | unknown for speed in links],
-            "search": asdict(search),
-            "settings": {"latency_ms": asked.latency_ms, "memory_bandwidth": asked.memory_bandwidth},
-        }
-    )
+    names = ("overhead_percent", "suggested_sync_every")
+    unknown = dict.fromkeys(names) if asked.step_seconds is None else {}
+    told = asdict(asked) | {"parameters": count, "sync_every": sync_every, "num_syncs": num_syncs}
+    of_links = [{"gbit_per_second": speed} | asdict(link) | unknown for speed, link in links.items()]
+    screen.give(told | {"memory": asdict(memory), "links": of_links, "search": asdict(search)})
 
 
 _PARTS = {
@@ -138,25 +128,15 @@ _PARTS = {
 """Names of the parts of the memory, in the order of the table."""
 
 
-def _sync_row(speed: float, sync: Plan) -> tuple[str, ...]:
+def _sync_row(speed: float, sync: Plan, num_syncs: int) -> tuple[str, ...]:
     return (
         f"{speed:g} Gbit/s",
         str(sync.num_collectives_per_sync),
         _bytes(sync.bytes_per_sync),
         f"{sync.seconds_per_sync:.3g}",
-        f"{sync.num_syncs} syncs, {sync.sync_seconds:.3g} s",
+        f"{num_syncs} syncs, {num_syncs * sync.seconds_per_sync:.3g} s",
         f"{sync.overhead_percent:.3g} %",
     )
-
-
-def _size_of(asked: _PlanOptions) -> tuple[int, int]:
-    """Give the number of parameters, and the bytes of one."""
-    if (asked.parameters is None) == (asked.model is None):
-        raise ValueError("give either --parameters or --model, not both and not none")
-    if asked.dtype is not None and asked.dtype not in _BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(_BYTES)}, got {asked.dtype!r}")
-    count, size = model_size(asked.model) if asked.model is not None else (_count(asked.parameters or ""), 4)
-    return count, size if asked.dtype is None else _BYTES[asked.dtype]
 
 
 def _count(text: str) -> int:
@@ -170,7 +150,8 @@ def _count(text: str) -> int:
     try:
         return round(float(text[:-1]) * factor if factor else float(text))
     except (ValueError, OverflowError):
-        raise ValueError(f"parameters must be a count such as 125e6, 350M or 7B, got {text!r}") from None
+        must = "must be a count such as 125e6, 350M or 7B"
+        raise bad_argument("parameters", must, repr(text)) from None
 
 
 def _bytes(count: float) -> str:

@@ -17,7 +17,6 @@ import typer
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from hdet.errors import HdetError, HdetWarning
 
@@ -85,7 +84,6 @@ class Screen:
             bars.TextColumn("{task.description}"),
             bars.BarColumn(bar_width=24),
             bars.MofNCompleteColumn(),
-            _Rate(),
             *([bars.TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}")] if shows_loss else []),
             bars.TimeRemainingColumn(),
         ]
@@ -106,12 +104,6 @@ class _Bar:
     def update(self, completed: int, loss: float = math.nan, lr: float = math.nan) -> None:
         """Show how far it is."""
         self.progress.update(self.task, completed=completed, loss=number(loss), lr=number(lr))
-
-
-class _Rate(bars.ProgressColumn):
-    def render(self, task: bars.Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.1f}/s")
 
 
 def number(value: object, digits: int = 4) -> str:
@@ -140,6 +132,8 @@ def numbers(flag: str, text: str) -> list[float]:
 _OPTIONS = {
     "bandwidth_bytes_per_second": "bandwidth",
     "num_jobs": "jobs",
+    "num_replicas": "replicas",
+    "num_shards": "shards",
     "studies": "study",
     "total_steps": "steps",
 }

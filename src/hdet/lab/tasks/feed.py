@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hdet.checks import require_choice, require_count
-from hdet.errors import HdetWarning, warn
+from hdet.checks import require_count
+from hdet.errors import warn
 from hdet.lab.limits import CountFromZero, Share, require_hinted
-from hdet.lab.tasks.feed_logs import FORMATS, Windows, read_log
+from hdet.lab.tasks.feed_logs import Windows, read_log
 from hdet.lab.tasks.feed_ranker import Ranker
 from hdet.lab.tasks.feed_world import TARGETS, Events, World
 from hdet.lab.tasks.task import Task, batch_generator, evaluation_mode, four_groups
@@ -42,9 +42,7 @@ class Feed(Task):
     """
 
     log: str | None = None
-    """CSV file of events; None for the simulated year."""
-    format: str = "auto"
-    """Its shape: ``"hdet"``, ``"movielens"``, ``"kuairand"``, or ``"auto"`` to tell from its first line."""
+    """CSV file of events (:func:`~hdet.lab.tasks.feed_logs.read_log`); None for the simulated year."""
     batch_size: int = 8
     """Sequences per replica and step."""
     length: Annotated[int, {"at_least": 2, "remedy": "the first event has no history"}] = 16
@@ -81,9 +79,6 @@ class Feed(Task):
             object.__setattr__(self, "log", os.fspath(self.log))
         if not (self.log is None or isinstance(self.log, str)):
             raise TypeError(f"log must be the path of a CSV file or None, got {self.log!r}")
-        require_choice("format", self.format, ("auto", *FORMATS))
-        if self.log is None and self.format != "auto":
-            raise ValueError(f"format must be 'auto' without a log, got {self.format!r}: pass log too")
         require_hinted(Feed, vars(self))
         if self.width % self.num_heads:
             raise ValueError(
@@ -104,14 +99,13 @@ class Feed(Task):
     @cached_property
     def _windows(self) -> Windows:
         assert self.log is not None
-        log = read_log(self.log, self.format)
+        log = read_log(self.log)
         for name in ("users", "items"):
             ids, rows = getattr(log, f"num_{name}"), getattr(self, f"num_{name}")
             if ids > rows:
                 warn(
                     f"log {str(self.log)!r} has {ids} {name}, and num_{name} is {rows}: several {name} share "
-                    f"a row of the table. Set num_{name} to {ids} if there is memory for it",
-                    HdetWarning,
+                    f"a row of the table. Set num_{name} to {ids} if there is memory for it"
                 )
         return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
 

@@ -1,4 +1,4 @@
-"""Real logs: a reader of CSV files in three shapes, and Windows, which cuts a log into sequences."""
+"""Real logs: a reader of CSV files, and Windows, which cuts a log into sequences."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hdet.checks import require_choice
-from hdet.errors import HdetWarning, warn
+from hdet.errors import bad_argument, warn
 from hdet.lab.tasks.feed_world import Events
 from hdet.lab.tasks.task import epoch_orders
 
@@ -25,7 +24,8 @@ SESSION_GAP_SECONDS = 1800.0
 MIN_EVENTS = 10
 PARTS = (0.8, 0.9)  # where the probe and the evaluation begin, as shares of the events
 
-Row = tuple[str, str, float, tuple[bool, bool, bool]]
+COLUMNS = ("user", "item", "time", "contribution", "like", "dwell")
+Row = tuple[str, str, float, list[bool]]
 """User, item, time in seconds, and whether the user contributed, liked, dwelt long."""
 
 
@@ -47,46 +47,14 @@ class Log:
     """Number of different items."""
 
 
-FORMATS = {
-    "hdet": ("user", "item", "time", "contribution", "like", "dwell"),
-    "movielens": ("userId", "movieId", "rating", "timestamp"),
-    "kuairand": (
-        *("user_id", "video_id", "time_ms"),
-        *("is_like", "is_follow", "is_comment", "is_forward", "long_view"),
-    ),
-}
-"""Columns of the known shapes. Other columns may stand between these, in any order."""
-
-
-def _actions(format: str, fields: list[str]) -> tuple[bool, bool, bool]:
-    """Read whether the user contributed, liked, dwelt long."""
-    if format == "movielens":
-        rating = _number(fields[0], "rating")
-        if not 0 < rating <= 5:
-            raise ValueError(f"rating {fields[0]!r} is not in (0, 5]")
-        return rating >= 5, rating >= 4, rating >= 3
-    if bad := [text for text in fields if text not in ("0", "1", "0.0", "1.0")]:
-        raise ValueError(f"action {bad[0]!r} is not 0 or 1")
-    flags = [text in ("1", "1.0") for text in fields]
-    if format == "kuairand":
-        like, follow, comment, forward, long_view = flags
-        flags = [comment or forward or follow, like, long_view]
-    contribution, like, dwell = flags
-    return contribution, like, dwell
-
-
-def read_log(path: str | Path, format: str = "auto") -> Log:
+def read_log(path: str | Path) -> Log:
     """Read a log row by row; rows that cannot be read are left out and reported.
 
-    - ``"hdet"``: ``user,item,time,contribution,like,dwell``; time in seconds, actions 0 or 1.
-    - ``"movielens"``: ``userId,movieId,rating,timestamp`` (``ratings.csv``), or tab-separated without a
-      header (``u.data``). A rating of 5 counts as a contribution, from 4 as a like, from 3 as a long dwell.
-    - ``"kuairand"``: the columns of KuaiRand's ``log_*.csv``; comment, forward or follow count as a
-      contribution, ``long_view`` as a long dwell.
+    It has the columns ``user,item,time,contribution,like,dwell``, in any order, and there may be others.
+    Times are in seconds, actions 0 or 1. Users and items may be any text.
 
     Args:
-        path: the file.
-        format: one of these, or ``"auto"`` to tell from the first line.
+        path: the CSV file.
 
     Raises:
         ValueError: there is no such file, columns are missing, or more than a fifth of the rows are bad.
@@ -94,15 +62,14 @@ def read_log(path: str | Path, format: str = "auto") -> Log:
     Warns:
         HdetWarning: some rows are bad; it names the first of them by line.
     """
-    require_choice("format", format, ("auto", *FORMATS))
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"log must be a file that exists, got {str(path)!r}: there is no such file")
+        raise bad_argument("log", "must be a file that exists", repr(str(path)), "there is no such file")
     users: dict[str, int] = {}
     items: dict[str, int] = {}
     columns = array("q"), array("q"), array("d"), array("b")
     num_rows, bad = 0, []
-    for line, row in _rows(path, format):
+    for line, row in _rows(path):
         num_rows += 1
         if isinstance(row, str):
             bad.append((line, row))
@@ -118,57 +85,42 @@ def read_log(path: str | Path, format: str = "auto") -> Log:
     return Log(u, i, t, a.reshape(-1, 3), num_users=len(users), num_items=len(items))
 
 
-def _rows(path: Path, format: str) -> Iterator[tuple[int, Row | str]]:
+def _rows(path: Path) -> Iterator[tuple[int, Row | str]]:
     """Line numbers with rows, or with what is wrong with them."""
     # Bytes that are no text make their own row bad, not the file; some tools write a mark at the beginning.
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        first = file.readline()
-        delimiter = "\t" if "\t" in first else ","
-        header = [name.strip(' "\r\n') for name in first.split(delimiter)]
-        known = {column for columns in FORMATS.values() for column in columns}
-        is_u_data = format in ("auto", "movielens") and delimiter == "\t" and len(header) == 4
-        is_u_data = is_u_data and not known & set(header)
-        if is_u_data:  # a file without a header
-            header = list(FORMATS["movielens"])
-            file.seek(0)
-        format = _format_of(path, format, header)
-        user, item, *others = FORMATS[format]
-        others.sort(key=lambda column: not column.startswith("time"))  # the time comes first
-        places = [header.index(column) for column in (user, item, *others)]
+        header = [name.strip(' "\r\n') for name in file.readline().split(",")]
+        if missing := [column for column in COLUMNS if column not in header]:
+            raise ValueError(
+                f"log {str(path)!r} must have the columns {','.join(COLUMNS)}, got {','.join(header)!r}: "
+                f"{', '.join(missing)} missing"
+            )
+        places = [header.index(column) for column in COLUMNS]
         # Each line on its own: a quote that is never closed then spoils one row, not all that follow.
-        for number, line in enumerate(file, start=1 if is_u_data else 2):
-            if not line.strip():
-                continue
-            try:
-                fields = next(csv.reader((line,), delimiter=delimiter, strict=True), [])
-                if len(fields) != len(header):
-                    raise ValueError(f"{len(fields)} fields instead of {len(header)}")
-                user, item, text, *rest = (fields[place].strip() for place in places)
-                time = _number(text, "time") / (1000 if format == "kuairand" else 1)
-                if time < 0:
-                    raise ValueError(f"time {text!r} is negative")
-                actions = _actions(format, rest)
-                if not (user and item):
-                    raise ValueError("empty user or item")
-                yield number, (user, item, time, actions)
-            except (ValueError, csv.Error) as error:
-                yield number, str(error)
+        for number, line in enumerate(file, start=2):
+            if line.strip():
+                try:
+                    fields = next(csv.reader((line,), strict=True), [])
+                    if len(fields) != len(header):
+                        raise ValueError(f"{len(fields)} fields instead of {len(header)}")
+                    yield number, _row([fields[place].strip() for place in places])
+                except (ValueError, csv.Error) as error:
+                    yield number, str(error)
 
 
-def _format_of(path: Path, name: str, header: list[str]) -> str:
-    missing = {
-        key: [column for column in columns if column not in header]
-        for key, columns in FORMATS.items()
-        if name in ("auto", key)
-    }
-    nearest = min(missing, key=lambda key: len(missing[key]) / len(FORMATS[key]))
-    if missing[nearest]:
-        known = "; ".join(f"{key}: {','.join(columns)}" for key, columns in FORMATS.items())
-        raise ValueError(
-            f"log {str(path)!r} must have the columns of a known format, got {','.join(header)!r}: "
-            f"{', '.join(missing[nearest])} missing for {nearest}. Known formats: {known}"
-        )
-    return nearest
+def _row(fields: list[str]) -> Row:
+    user, item, text, *actions = fields
+    try:
+        time = float(text)
+    except ValueError:
+        raise ValueError(f"time {text!r} is not a number") from None
+    if not 0 <= time < math.inf:
+        raise ValueError(f"time {text!r} is {'negative' if -math.inf < time < 0 else 'not finite'}")
+    if bad := [action for action in actions if action not in ("0", "1", "0.0", "1.0")]:
+        raise ValueError(f"action {bad[0]!r} is not 0 or 1")
+    if not (user and item):
+        raise ValueError("empty user or item")
+    return user, item, time, [float(action) == 1 for action in actions]
 
 
 def _report(path: Path, num_rows: int, bad: list[tuple[int, str]]) -> None:
@@ -180,19 +132,9 @@ def _report(path: Path, num_rows: int, bad: list[tuple[int, str]]) -> None:
     if not num_rows or len(bad) > MAX_BAD_SHARE * num_rows:
         raise ValueError(
             f"log {str(path)!r} must have rows, at most {MAX_BAD_SHARE:.0%} of them bad, but {text}: "
-            "correct the file or name its format"
+            "correct the file"
         )
-    warn(f"log {str(path)!r}: {text}; they are left out", HdetWarning)
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{what} {text!r} is not a number") from None
-    if not math.isfinite(value):
-        raise ValueError(f"{what} {text!r} is not finite")
-    return value
+    warn(f"log {str(path)!r}: {text}; they are left out")
 
 
 class Windows:

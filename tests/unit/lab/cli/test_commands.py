@@ -398,21 +398,6 @@ def test_plan_predicts_and_explains(hdet, tmp_path):
     assert "tail: mean of the last steps" in out and "The search" in out
     _, err = hdet("plan", *arguments[2:], "--parameters", "lots", expect=2)
     assert "parameters must be a count such as 125e6, 350M or 7B, got 'lots'" in err
-    _, err = hdet("plan", *arguments[2:], expect=2)
-    assert "give either --parameters or --model" in err
-
-
-def test_plan_takes_a_model_without_building_it(hdet, tmp_path):
-    code = (
-        "import torch\n\n\ndef build():\n    return torch.nn.Linear(100_000, 100_000, dtype=torch.bfloat16)\n"
-    )
-    (tmp_path / "big.py").write_text(code)  # 20 GB, if it were built
-    out, _ = hdet("plan", "--model", f"{tmp_path}/big.py:build", "--replicas", "4", "--json")
-    answer = json.loads(out)
-    assert answer["parameters"] == 10**10 + 10**5
-    assert answer["memory"]["parameters"] == 2 * answer["parameters"]
-    _, err = hdet("plan", "--model", f"{tmp_path}/big.py:other", "--replicas", "4", expect=2)
-    assert "model must name a function" in err
 
 
 def test_ablate_prints_table_1_and_writes_a_page(hdet, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.lab.sweep import log_grid, run_many, sweep
+from hdet.lab.sweep import log_grid, sweep
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
@@ -243,12 +243,11 @@ def test_sweep_marks_the_best_and_does_not_run_points_again(tmp_path):
 
 def test_a_sweep_that_is_stopped_goes_on(tmp_path):
     config = dataclasses.replace(BASE, spread=0.0, controllers=(), steps=500)
-    jobs = [(dataclasses.replace(config, lr=0.01 + i / 1000), tmp_path / f"{i}") for i in range(6)]
-    done = []
-    results = run_many(jobs, num_jobs=1, on_done=done.append, should_stop=lambda: done[-1] >= 1)
-    assert None in results
-    results = run_many(jobs, num_jobs=1)
-    assert all(result is not None and math.isfinite(result["final_loss"]) for result in results)
+    grid, done = [0.01 + i / 1000 for i in range(6)], []
+    part = sweep(config, grid, tmp_path, num_jobs=1, on_done=done.append, should_stop=lambda: done[-1] >= 1)
+    assert not part.is_complete and len(part.points) < 6
+    whole = sweep(config, grid, tmp_path, num_jobs=1)
+    assert whole.is_complete and all(math.isfinite(point["final_loss"]) for point in whole.points)
 
 
 def test_dropout_repeats_itself_and_resumes(tmp_path):
