@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-PICTURE = ROOT / "docs" / "figures" / "thermostat.png"
+PICTURE = ROOT / "research" / "thermostat" / "records" / "thermostat.png"
 GREY, RED, BLUE = "#8a8a8a", "#e45756", "#4c78a8"
 FACTORS = (0.2, 0.3, 0.45, 0.67, 1.0, 1.5, 2.2, 3.3, 5.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter
@@ -161,11 +162,18 @@ def _case(records: Sequence[Record]) -> Case:
     best = best_of(grid)
     results = []
     for row, lr in rows_to_run(chosen):
-        settings = row.settings(facts["steps"])
+        settings = _as_text(row.settings(facts["steps"]))
         runs = {
             r["seed"]: judged(r, *best)
             for r in records
-            if r["row"] == row.key and r["settings"] == settings and math.isclose(r["lr"], lr, rel_tol=1e-6)
+            if r["row"] == row.key
+            and _as_text(r["settings"]) == settings
+            and math.isclose(r["lr"], lr, rel_tol=1e-6)
         }
         results.append(Result(row, lr, dict(sorted(runs.items()))))
     return Case(facts, sorted(grid[chosen.best]), chosen, grid, results)
+
+
+def _as_text(settings: Mapping[str, Any]) -> str:
+    """Settings are equal if a ledger writes them alike: a tuple becomes a list there."""
+    return json.dumps(settings, sort_keys=True)

@@ -101,7 +101,7 @@ class Ledger:
             file.write("\n" * is_cut + line)
             file.flush()
             os.fsync(file.fileno())
-        self._records[_key(record, self._names)] = record
+        self._records[_key(record, self._names)] = json.loads(line)  # as it will be read
 
 
 def run_missing(

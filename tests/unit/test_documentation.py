@@ -21,7 +21,7 @@ from tests.helpers.replicas import run_replicas
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-LOGS = sorted((ROOT / "research").glob("**/*.md"))
+LOGS = sorted([*(ROOT / "research").glob("**/*.md"), *(ROOT / "benchmarks").glob("*.md")])
 
 
 def snippets(mark: str) -> list[Any]:
