@@ -74,7 +74,8 @@ def test_the_snippet_of_the_method():
     names = {}
     exec(snippet_of("run on eight devices"), names)
     record, opt_state = names["record"], names["opt_state"]
-    assert record.step == 200 and record.num_replicas == 8 and len(record.weights) == 8
+    assert record.step == 200 and record.num_replicas == 8
+    assert len(record.controllers["comparing"].weights) == 8
     assert record.values["lr"] != sorted(record.values["lr"])  # a permutation of this round
     assert 0 < record.base["lr"] != 1e-2  # the controller has moved it
     assert opt_state.count.tolist() == [200] * 8
