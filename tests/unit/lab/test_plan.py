@@ -40,13 +40,13 @@ def test_one_replica_costs_nothing() -> None:
 
 
 def test_equal_replicas_are_not_averaged() -> None:
-    # 10 numbers to each of 3 others; the weights are read twice.
+    # 9 numbers to each of 3 others; the weights are read twice.
     costs = plan(
         10_000_000, 4, 0.25, 1e9, 20, averages=False, latency_seconds=0.002,
         memory_bandwidth_bytes_per_second=20e9,
     )  # fmt: skip
-    assert (costs.num_collectives_per_sync, costs.bytes_per_sync) == (1, 240)
-    assert costs.seconds_per_sync == pytest.approx(240 / 1e9 + 0.002 + 2 * 40e6 / 20e9)
+    assert (costs.num_collectives_per_sync, costs.bytes_per_sync) == (1, 216)
+    assert costs.seconds_per_sync == pytest.approx(216 / 1e9 + 0.002 + 2 * 40e6 / 20e9)
 
 
 def test_what_the_benchmark_measured() -> None:
