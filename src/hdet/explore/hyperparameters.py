@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.checks import require_choice, require_flag, require_number
+from hdet.checks import require_choice, require_flag, require_kind, require_number
 from hdet.errors import NoEffectWarning, warn
 from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot
 from hdet.explore.tunable import Tunable
@@ -48,8 +48,8 @@ class Spreading:
         require_choice("scale", self.scale, ("linear", "log"))
         self._require_spread("spread", self.spread)
         if self.bounds is not None:
-            if not isinstance(self.bounds, Sequence) or len(self.bounds) != 2:
-                raise TypeError(f"bounds must be a pair (low, high), got {self.bounds!r}")
+            is_pair = isinstance(self.bounds, Sequence) and len(self.bounds) == 2
+            require_kind("bounds must be a pair (low, high)", self.bounds, is_pair)
             low = require_number("bounds[0]", self.bounds[0], at_least=0)
             high = require_number("bounds[1]", self.bounds[1], at_least=0)
             if not low < high:
@@ -82,13 +82,10 @@ class Spreading:
         return tunable
 
 
-def read_number(name: str, value: object) -> float:
+def read_number(name: str, value: Any) -> float:
     """``value`` as a float; integers and flags are refused, because factors near one mean nothing there."""
-    if isinstance(value, (bool, int)) or not isinstance(value, float):
-        raise TypeError(
-            f"{name} must hold a float to be explored, got {value!r} of type {type(value).__name__}: flags "
-            "and whole numbers have nothing in between; write it as a float if it is one"
-        )
+    why = "flags and whole numbers have nothing in between; write it as a float if it is one"
+    require_kind(f"{name} must hold a float to be explored", value, isinstance(value, float), why)
     return value
 
 
@@ -322,11 +319,10 @@ class Scalar(Spreading, _Named):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.name, str) or not self.name:
-            raise TypeError(f"name must be a text that is not empty, got {self.name!r}")
-        for what in ("get", "set"):
-            if not callable(getattr(self, what)):
-                raise TypeError(f"{what} must be callable, got {getattr(self, what)!r}")
+        is_name = isinstance(self.name, str) and self.name != ""
+        require_kind("name must be a text that is not empty", self.name, is_name)
+        require_kind("get must be callable", self.get, callable(self.get))
+        require_kind("set must be callable", self.set, callable(self.set))
         require_flag("changes_loss", self.changes_loss)
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -35,14 +36,12 @@ class _ModuleSlots(Spreading, _Of):
     """Which modules, by the name that ``model.named_modules()`` gives them."""
 
     changes_loss: ClassVar[bool] = False
-    looked_for: ClassVar[str]
-    """The attributes in words, for a warning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_kind("model must be a torch.nn.Module", self.model, isinstance(self.model, nn.Module))
-        if not isinstance(self.pattern, str):
-            raise TypeError(f"pattern must be a text such as '*.attention.*', got {self.pattern!r}")
+        is_text = isinstance(self.pattern, str)
+        require_kind("pattern must be a text such as '*.attention.*'", self.pattern, is_text)
 
     def tunables(self, optimizer: Optimizer) -> list[Tunable]:
         """One tunable for all modules that match; each keeps its own base."""
@@ -55,7 +54,8 @@ class _ModuleSlots(Spreading, _Of):
                 value = getattr(module, attribute)
                 if isinstance(value, bool) or value != 0:  # zero stays zero under any factor
                     read_number(f"{name} of {path or type(module).__name__}", value)
-                    slots.append(_attribute_slot(module, attribute))
+                    get = partial(_read, module, attribute)
+                    slots.append(FunctionSlot(get, partial(setattr, module, attribute)))
         if not slots:
             warn(
                 f"{type(self).__name__} found no {looked_for} in {type(self.model).__name__}, "
@@ -74,10 +74,8 @@ class _ModuleSlots(Spreading, _Of):
         raise NotImplementedError
 
 
-def _attribute_slot(module: nn.Module, attribute: str) -> FunctionSlot:
-    return FunctionSlot(
-        lambda: float(getattr(module, attribute)), lambda value: setattr(module, attribute, value)
-    )
+def _read(module: nn.Module, attribute: str) -> float:
+    return float(getattr(module, attribute))
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,13 +146,7 @@ class StackedReplicas:
 
     def share_gradients(self, is_shared: bool) -> None:
         """Let rows train with the mean of their gradients, or each with its own."""
-        num_rows = self.num_distinct
         self._has_local_gradients = not is_shared
-        if num_rows < self.num_distinct:  # the first row stood for all
-            with torch.no_grad():
-                for tensor in self.rows.tensors():
-                    tensor[num_rows:] = tensor[:1]
-            self.row_optimizer.fit(self.num_distinct)
 
     def detach(self) -> None:
         """Let go of the ensemble."""
