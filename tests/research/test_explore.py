@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from research.compare.ledger import Record
@@ -58,14 +56,3 @@ def test_a_sweep_goes_on_where_its_best_is_at_an_end(tmp_path):
 def test_held_out_problems_are_there_and_no_name_is_in_both_splits():
     assert len(names("held out")) >= 10
     assert not set(names("held out")) & set(names("dev"))
-
-
-def test_the_tables_of_the_docs_are_those_of_the_records():
-    root = Path(__file__).parents[2]
-    printed = tables(experiment.open_ledger(root / "research/explore/records").records)
-    results = (root / "research/explore/results.md").read_text()
-    for table in printed.split("\n\n"):
-        assert table in results
-    page = (root / "docs/weight-decay.md").read_text()
-    shown = page.split("<!-- rows of: python -m research explore --table")[1].split("\n\n")[0]
-    assert all(row in printed for row in shown.splitlines()[1:])
