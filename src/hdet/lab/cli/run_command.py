@@ -16,10 +16,9 @@ import typer
 
 from hdet.lab.cli.launch import chosen_device, hears_signals, in_ranks, is_rank, launch, leave
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
-from hdet.lab.page import LivePage, Run, headline, read_run
-from hdet.lab.page.method_parts import method_parts
+from hdet.lab.page import Run, headline, read_run
 from hdet.lab.page.run_numbers import main_metrics
-from hdet.lab.page.sentences import search_sentence
+from hdet.lab.page.sentences import method_parts, search_sentence
 from hdet.lab.pool import stop_on_signal
 from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
@@ -53,8 +52,6 @@ class RunCommand:
     """``auto``, or what torch calls it."""
     trackers: Sequence[Enum]
     """Names of trackers that take the records too."""
-    is_live: bool
-    """The page is written while the run trains too."""
     new_task: Task | None = None
     """The task of a new run, whose folder is made once training can begin."""
     overwrites: bool = False
@@ -117,8 +114,6 @@ class RunCommand:
                 bar.begin("training")
                 if self._is_main:
                     self._create(folder.path)
-                if self._is_main and self.is_live:
-                    screen.say(f"watch: {folder.report}")
 
             return run_training(
                 self.config,
@@ -149,7 +144,7 @@ class RunCommand:
         """Start one process per replica, each of which goes on with (or begins) the run in the folder."""
         with usage_errors():
             self._create(self.path)  # the ranks read it
-        arguments = ["resume", str(self.path), "--device", self.device, *["--live"] * self.is_live]
+        arguments = ["resume", str(self.path), "--device", self.device]
         arguments += [f"--track={tracker.value}" for tracker in self.trackers]
         arguments += ["--json"] * self.screen.is_json + ["--quiet"] * self.screen.console.quiet
         code, is_stopped = launch(arguments, self.config.replicas)
@@ -169,8 +164,7 @@ class RunCommand:
             "tensorboard": lambda: TensorBoardSink(folder.path / "tensorboard"),
             "wandb": lambda: WandbSink(folder=folder.path, **named),
         }
-        sinks = [build[tracker.value]() for tracker in self.trackers]
-        return [*sinks, LivePage(folder.path, folder.report)] if self.is_live else sinks
+        return [build[tracker.value]() for tracker in self.trackers]
 
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
