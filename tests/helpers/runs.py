@@ -42,10 +42,10 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
     ]
     optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=0.05)
     controllers = {
-        "none": None,
-        "log": hdet.Controller(form="log"),
-        "paper": hdet.Controller(form="paper", decay=0.02, start=60, step_size=0.2),
-        "guard": hdet.Guard(),
+        "none": [],
+        "log": [hdet.Controller(form="log")],
+        "paper": [hdet.Controller(form="paper", decay=0.02, start=60, step_size=0.2)],
+        "guard": [hdet.Guard()],
     }
     is_guarded = controller == "guard"
 
@@ -54,11 +54,11 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         return (module(x) - y).square().mean()
 
     held_out = tuple(torch.cat(parts) for parts in zip(*(batch(99, i) for i in range(16)), strict=True))
-    probed = tuple(torch.cat(parts) for parts in zip(*(batch(98, i) for i in range(8)), strict=True))
+    probe = hdet.Probe([batch(98, i) for i in range(8)], loss)
     records = hdet.Records()
     if is_guarded:
         batches = [join([batch(r, step, seed + 1) for r in range(num_replicas)]) for step in range(100)]
-        found = hdet.find_lr(model, optimizer, batches, loss, total_steps=steps, probe=probed)
+        found = hdet.find_lr(model, optimizer, batches, loss, total_steps=steps, probe=probe)
         found.write(optimizer)
         records.write(found.to_record(num_replicas))
     peaks = [group["lr"] for group in optimizer.param_groups]
@@ -72,8 +72,8 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
         sync_every=5,
         scheduler=scheduler,
         explore=[hdet.LearningRate(spread=spreads[0]), hdet.WeightDecay(spread=spreads[1])],
-        controller=controllers[controller],
-        probe=lambda module: loss(module, probed),
+        controllers=controllers[controller],
+        probe=probe,
         records=records,
         seed=seed,
         total_steps=steps,
@@ -104,7 +104,7 @@ def write_run(
     path: Path,
     *,
     name: str | None = None,
-    controller: str = "log",
+    controllers: tuple[str, ...] = ("log",),
     num_replicas: int = 4,
     lr: float = 0.01,
     seed: int = 0,
@@ -118,7 +118,7 @@ def write_run(
     Args:
         path: of the directory.
         name: of the run.
-        controller: of :func:`real_records`.
+        controllers: none, or the one of :func:`real_records`.
         num_replicas: how many.
         lr: planned peak.
         seed: of weights and data.
@@ -127,6 +127,7 @@ def write_run(
         num_records: the run has come only so far; None for all of it.
         **config: further settings.
     """
+    controller = ",".join(controllers) or "none"
     found, evaluations = real_records(controller, num_replicas, 300, lr, seed)
     records = [replace(record) for record in found[:num_records]]
     if num_records is not None:
@@ -144,7 +145,7 @@ def write_run(
     settings = {
         "name": name or f"feed, {controller} controller",
         "task": "feed", "lr": lr, "steps": 300, "replicas": num_replicas, "engine": "virtual",
-        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controller": controller,
+        "optimizer": "adamw", "spread": 0.4, "sync_every": 5, "controllers": controllers,
         "find": controller == "guard",
         "explore": ["lr", "weight_decay"], "seed": seed, "loss_unit": "squared error",
     }  # fmt: skip

@@ -14,7 +14,7 @@ import typer
 
 import hdet
 from hdet.lab.cli.ablate_command import ablate
-from hdet.lab.cli.options import Device, Jobs, Json, Live, Quiet, TaskOptions, Track, takes
+from hdet.lab.cli.options import Device, Jobs, Json, Quiet, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
 from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
 from hdet.lab.pool import stop_on_signal
@@ -42,7 +42,6 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
     name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    live: Live = False,
     track: Track = None,
     device: Device = "auto",
     is_json: Json = False,
@@ -76,7 +75,7 @@ def run(
         path = out or _free_path(Path("runs") / config.slug)
         if not overwrite:
             RunFolder(path).require_free()
-    RunCommand(config, path, screen, device, track or [], live, task, overwrite).train_and_report()
+    RunCommand(config, path, screen, device, track or [], task, overwrite).train_and_report()
 
 
 def _free_path(path: Path) -> Path:
@@ -86,7 +85,6 @@ def _free_path(path: Path) -> Path:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
-    live: Live = False,
     track: Track = None,
     device: Device = "auto",
     is_json: Json = False,
@@ -108,7 +106,7 @@ def resume(
             screen.say(f"{folder} has {result['status']}: there is nothing to go on with")
             screen.give(result)
             raise typer.Exit(Exit.of(result["status"]))
-    RunCommand(config, folder, screen, device, track or [], live, is_resumed=is_begun).train_and_report()
+    RunCommand(config, folder, screen, device, track or [], is_resumed=is_begun).train_and_report()
 
 
 _OF_SWEEP = ("task", "steps", "replicas", "optimizer", "weight_decay", "anneal", "warmup", "seed")
@@ -181,26 +179,19 @@ def report(
         Path | None,
         typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
     ] = None,
-    live: Live = False,
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Build the page of a run again, or a page that compares several.
-
-    With --live the page is written whenever the files change, until the runs have ended. Ctrl-C ends it too.
-    """
-    from hdet.lab.page import build_report, follow, read_run, runs_within
+    """Build the page of a run again, or a page that compares several."""
+    from hdet.lab.page import build_report, read_run, runs_within
 
     screen = Screen(is_json=is_json, is_quiet=quiet)
     with usage_errors():
         place = folders[0] if len(folders) == 1 else Path()
         folders = [run for folder in folders for run in runs_within(folder)]
         page = out or place / ("report.html" if folders == [place] else "comparison.html")
-        if live:
-            runs = follow(folders, page, on_written=lambda path: screen.say(f"watch: {path}"))
-        else:
-            runs = [read_run(folder) for folder in folders]
-            build_report(runs, page)
+        runs = [read_run(folder) for folder in folders]
+        build_report(runs, page)
     for run in runs:
         for note in run.notes:
             screen.say(f"note: {run.name}: {note}")

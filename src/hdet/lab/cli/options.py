@@ -22,9 +22,6 @@ Jobs = Annotated[int, typer.Option(help="Runs at a time. 0 gives one per core.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for the GPU if there is one.")]
-Live = Annotated[
-    bool, typer.Option("--live", help="Write the page again while the run trains, to watch in a browser.")
-]
 Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too. Repeatable.")]
 
 

@@ -15,10 +15,9 @@ import torch
 
 from hdet.lab.cli.processes import chosen_device, in_ranks, is_rank, is_writer, leave
 from hdet.lab.cli.screen import Exit, Screen, number, usage_errors, write_report
-from hdet.lab.page import LivePage, Run, headline, read_run
-from hdet.lab.page.method_parts import method_parts
+from hdet.lab.page import Run, headline, read_run
 from hdet.lab.page.run_numbers import main_metrics
-from hdet.lab.page.sentences import search_sentence
+from hdet.lab.page.sentences import method_parts, search_sentence
 from hdet.lab.pool import stop_on_signal
 from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import RunConfig
@@ -52,8 +51,6 @@ class RunCommand:
     """``auto``, or what torch calls it."""
     trackers: Sequence[Enum]
     """Names of trackers that take the records too."""
-    is_live: bool
-    """The page is written while the run trains too."""
     new_task: Task | None = None
     """The task of a new run, whose folder is made once training can begin."""
     overwrites: bool = False
@@ -114,8 +111,6 @@ class RunCommand:
                 bar.begin("training")
                 if self._is_main:
                     self._create(folder.path)
-                if self._is_main and self.is_live:
-                    screen.say(f"watch: {folder.report}")
 
             return run_training(
                 self.config,
@@ -148,8 +143,7 @@ class RunCommand:
             "tensorboard": lambda: TensorBoardSink(folder.path / "tensorboard"),
             "wandb": lambda: WandbSink(folder=folder.path, **named),
         }
-        sinks = [build[tracker.value]() for tracker in self.trackers]
-        return [*sinks, LivePage(folder.path, folder.report)] if self.is_live else sinks
+        return [build[tracker.value]() for tracker in self.trackers]
 
 
 def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:

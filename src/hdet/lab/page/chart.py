@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 @dataclass
 class Chart:
-    """One figure of the page. Empty ones are left out by whoever collects them."""
+    """One figure of the page; one without points is left out there."""
 
     title: str
     caption: str
@@ -36,17 +35,21 @@ class Chart:
     """Begin with a logarithmic vertical axis; None if there is nothing to switch."""
     max_decades: float = 0
     """Decades that a logarithmic axis reaches down from the top at first; 0 for all the way."""
-    is_table_of_points: bool = False
-    """List the numbers point by point, as is done without steps, rather than by step."""
     layout: dict[str, Any] = field(default_factory=dict)
 
-    def data(self, num_steps: int = 0) -> dict[str, Any]:
-        """Give what the page's script reads; an axis of steps reaches to ``num_steps``, if that is known."""
+    def data(self, max_points: int, num_steps: int = 0) -> dict[str, Any]:
+        """Give what the page's script reads, safe to draw, with at most so many points per line.
+
+        An axis of steps reaches to ``num_steps``, if that is known.
+        """
         has_steps = self.x_title == STEPS
-        return vars(self) | {
+        found = vars(self) | {
+            "traces": _thinned([trace for trace in self.traces if trace["x"]], max_points),
             "num_steps": num_steps if has_steps else 0,
-            "points": self.is_table_of_points or not has_steps,
+            # Numbers are listed by step, or point by point.
+            "points": not has_steps or any("customdata" in trace for trace in self.traces),
         }
+        return _cleaned(found)
 
 
 def line(
@@ -55,45 +58,38 @@ def line(
     """A line with hover text, in which the unit follows the value.
 
     ``more`` has further fields of the trace, and other values for those that a line has. The second entry of
-    ``meta`` is ``legend`` for what is there for the legend only, ``mark`` for what has no numbers of its own,
-    and ``aside`` for what the axis need not reach.
+    ``meta`` is ``mark`` for what has no numbers of its own, and ``aside`` for what the axis need not reach.
     """
     color, dash = (color, "solid") if isinstance(color, str) else color
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": x,
-        "y": y,
-        "name": short(name),
-        "line": {"color": color, "width": width} | ({} if dash == "solid" else {"dash": dash}),
-        "meta": [unit],
-        "hovertemplate": "%{fullData.name}<br>step %{x:,}<br>%{y:.6~g} %{meta[0]}<extra></extra>",
-        **more,
-    }
+    hover = "%{fullData.name}<br>step %{x:,}<br>%{y:.6~g} %{meta[0]}<extra></extra>"
+    style = {"color": color, "width": width, "dash": dash}
+    trace = {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": short(name), "line": style}
+    return trace | {"meta": [unit], "hovertemplate": hover} | more
 
 
-def curve(x: Sequence[int], y: Numbers, name: str, color: Color, max_points: int, **more: Any) -> list[Trace]:
-    """A line through the points that matter, where there are too many; no line without points."""
-    kept = thin([y], max_points)
-    return [line([x[i] for i in kept], [y[i] for i in kept], name, color, **more)] if kept else []
+def dots(points: Sequence[Any], name: str, color: str, symbol: str = "circle", **more: Any) -> Trace:
+    """Marks at points of place and height, and of what is said of each; ``more`` is that of :func:`line`."""
+    x, y, *said = ([point[i] for point in points] for i in range(len(points[0]) if points else 2))
+    style: Trace = {"mode": "markers", "marker": {"size": 8, "symbol": symbol, "color": color}}
+    return line(x, y, name, color) | style | ({"customdata": said[0]} if said else {}) | more
+
+
+def estimates(points: Sequence[tuple[float, float, float]], name: str, color: str) -> Trace:
+    """Marks at points of place, height and standard error, with bars of two standard errors."""
+    errors = [2 * error for *_, error in points]
+    bars = {"type": "data", "array": errors, "thickness": 1, "width": 3, "color": color}
+    hover = "%{fullData.name}<br>at %{x:.6~g}<br>%{y:+.3~g} %{customdata}<extra></extra>"
+    said = [(x, y, f"± {2 * error:.3g}") for x, y, error in points]
+    return dots(said, name, color, error_y=bars, hovertemplate=hover)
 
 
 def band(x: Sequence[Any], low: Numbers, high: Numbers, name: str, **more: Any) -> list[Trace]:
-    """Two edges and what is between them, with one entry in the legend; nothing without points."""
+    """Two edges and what is between them, with one entry in the legend."""
     more = {"legendgroup": name, "hoverinfo": "skip", "hovertemplate": None, **more}
     bottom, top = (line(x, y, label, "--band", width=0, **more) for y, label in ((low, ""), (high, name)))
     bottom |= {"name": f"{name}, lowest", "showlegend": False}
     top |= {"fill": "tonexty", "fillcolor": "--band"}
-    return [bottom, top] if x else []
-
-
-def unzip(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """The places and the heights of points.
-
-    >>> unzip([(1, 0.5), (2, 0.4)])
-    ([1, 2], [0.5, 0.4])
-    """
-    return [x for x, _ in points], [y for _, y in points]
+    return [bottom, top]
 
 
 def series_color(index: int, num_series: int = 2) -> tuple[str, str]:
@@ -128,67 +124,46 @@ def thin(columns: Sequence[Numbers], max_points: int) -> list[int]:
     length = max((len(column) for column in columns), default=0)
     if length <= max_points:
         return list(range(length))
-    num_stretches = max(1, (max_points - 2) // 2)
-    kept = {0, length - 1}
+    num_stretches, kept = max(1, (max_points - 2) // 2), {0, length - 1}
     for i in range(num_stretches):
-        start, stop = i * length // num_stretches, (i + 1) * length // num_stretches
-        rows = [pair for column in columns for pair in enumerate(column[start:stop], start)]
-        known = [(value, row) for row, value in rows if value is not None and math.isfinite(value)]
+        rows = range(i * length // num_stretches, (i + 1) * length // num_stretches)
+        pairs = ((column[row], row) for column in columns for row in rows)
+        known = [(value, row) for value, row in pairs if value is not None and math.isfinite(value)]
         # Of equal ones, the first.
-        kept |= {min(known)[1], max(known, key=lambda pair: pair[0])[1]} if known else {start}
+        kept |= {min(known)[1], max(known, key=lambda pair: pair[0])[1]} if known else {rows[0]}
     return sorted(kept)
 
 
-class Pool:
-    """Writes once what traces share: a list, or a long text, becomes its place in the pool."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, int] = {}
-
-    def add(self, chart: Chart, num_steps: int = 0) -> Any:
-        """The data of a chart, safe to draw, with its long lists in the pool."""
-        return self._walk(chart.data(num_steps))
-
-    @property
-    def texts(self) -> list[str]:
-        """List the entries of the pool, as JSON."""
-        return list(self._texts)
-
-    def _walk(self, value: Any, key: str = "") -> Any:
-        if isinstance(value, dict):
-            return {name: self._walk(entry, name) for name, entry in value.items()}
-        if isinstance(value, float):
-            return _rounded(value)
-        if isinstance(value, str):
-            text = value if key == "hovertemplate" else _without_markup(value)
-            return self._place(text) if len(text) > 24 else text
-        if isinstance(value, list | tuple):
-            cleaned = [self._walk(entry, key) for entry in value]
-            is_short = len(cleaned) < 6 or any(isinstance(entry, dict | list) for entry in cleaned)
-            return cleaned if is_short else self._place(cleaned)
-        return value
-
-    def _place(self, value: Any) -> dict[str, int]:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-        return {"pool": self._texts.setdefault(text, len(self._texts))}
+def _thinned(traces: Sequence[Trace], max_points: int) -> list[Trace]:
+    """Keep the points that matter; lines over the same steps keep the same, so that they can be stacked."""
+    columns = dict[Any, list[Numbers]]()
+    for trace in traces:
+        columns.setdefault(tuple(trace["x"]), []).append(trace["y"])
+    rows = {x: thin(lines, max_points) for x, lines in columns.items()}
+    return [_rows_of(trace, rows[tuple(trace["x"])], len(trace["x"])) for trace in traces]
 
 
-def embed(text: str) -> str:
-    r"""JSON that can stand inside a script element: nothing in it can end the element.
+def _rows_of(value: Any, rows: list[int], length: int) -> Any:
+    """The rows of every list that has an entry per point, however deep it lies."""
+    if isinstance(value, dict):
+        return {name: _rows_of(entry, rows, length) for name, entry in value.items()}
+    return [value[i] for i in rows] if isinstance(value, list | range) and len(value) == length else value
 
-    >>> print(embed('"</script>"'))
-    "\u003c/script\u003e"
+
+def _cleaned(value: Any, key: str = "") -> Any:
+    """Numbers as JSON has them, and text that Plotly draws as it is.
+
+    It takes text for a subset of HTML, with links, and ``%{x}`` for a variable; entities stay text.
     """
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
-
-
-def _without_markup(text: str) -> str:
-    """Plotly takes text for a subset of HTML, with links, and ``%{x}`` for a variable; entities stay text."""
-    return html.escape(text, quote=False).replace("%{", "&#37;{")
-
-
-def _rounded(value: float) -> float | int | None:
-    if not math.isfinite(value):
+    if isinstance(value, dict):
+        return {name: _cleaned(entry, name) for name, entry in value.items()}
+    if isinstance(value, str):
+        return value if key == "hovertemplate" else html.escape(value, quote=False).replace("%{", "&#37;{")
+    if isinstance(value, list | tuple | range):
+        return [_cleaned(entry, key) for entry in value]
+    if not isinstance(value, float):
+        return value
+    rounded = float(f"{value:.6g}")
+    if not math.isfinite(rounded):
         return None
-    value = float(f"{value:.6g}")
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded

@@ -3,22 +3,11 @@
 (() => {
   const root = document.documentElement;
   const isCoarse = matchMedia("(pointer: coarse)").matches;
-  const store = JSON.parse(document.getElementById("charts").textContent);
-  const revive = (value) => {
-    if (Array.isArray(value)) return value.map(revive);
-    if (value === null || typeof value !== "object") return value;
-    if ("pool" in value) return store.pool[value.pool];
-    return Object.fromEntries(Object.entries(value).map(([key, entry]) => [key, revive(entry)]));
-  };
-  // What the reader had chosen before the page of a run that trains loaded itself again. Places are named by
-  // run and title, because charts come to a page while the run goes on.
-  const kept = (history.state && history.state.hdet) || {};
-  const runs = [...document.querySelectorAll("details.run")];
-  const keyOf = (div) => `${runs.indexOf(div.closest("details.run"))} ${div.closest("figure").querySelector(".title").textContent}`;
+  const specs = JSON.parse(document.getElementById("charts").textContent);
   const charts = new Map();
-  for (const div of document.querySelectorAll(".plot")) {
-    const spec = revive(store.charts[div.id]);
-    charts.set(div, { spec, isLog: spec.is_log === true, legendHeight: 0, isDrawn: false, ...kept.charts?.[keyOf(div)] });
+  for (const [index, div] of document.querySelectorAll(".plot").entries()) {
+    const spec = specs[index];
+    charts.set(div, { spec, isLog: spec.is_log === true, legendHeight: 0, isDrawn: false });
   }
 
   // --- colours ------------------------------------------------------------------------------------------
@@ -37,14 +26,11 @@
     pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     return pen.measureText(text).width;
   };
-  // A trace may say that it is there for the legend only, that it is a mark without numbers of its own, or
-  // that the axis need not reach it ("aside").
+  // A trace may say that it is a mark without numbers of its own, or that the axis need not reach it ("aside").
   const roleOf = (trace) => (trace.meta && trace.meta[1]) || "";
-  const isShown = (trace) => !["legend", "mark"].includes(roleOf(trace));
-
 
   const logRange = (traces, axis, maxDecades) => {
-    const values = traces.filter((trace) => !["legend", "aside"].includes(roleOf(trace))).flatMap((trace) => trace[axis]).filter((v) => v > 0);
+    const values = traces.filter((trace) => roleOf(trace) !== "aside").flatMap((trace) => trace[axis]).filter((v) => v > 0);
     if (!values.length) return [-1, 1];
     const high = Math.log10(values.reduce((a, b) => Math.max(a, b)));
     const low = Math.max(Math.log10(values.reduce((a, b) => Math.min(a, b))), maxDecades ? high - maxDecades : -Infinity);
@@ -81,6 +67,7 @@
   const figureOf = (chart, width) => {
     const { spec, isLog, legendHeight } = chart;
     const { traces } = spec;
+    const isInOne = spec.hover === "x unified" && traces.length <= 12; // more would cover the chart
     const logAxis = (name, maxDecades) => {
       const range = logRange(traces, name, maxDecades);
       return { type: "log", range, ...logTicks(range) };
@@ -96,7 +83,7 @@
       ...(root.dataset.printing ? { width } : { autosize: true }), height: spec.height + legendHeight, margin: { l: 52, r: 14, t: 8, b: 46 + legendHeight },
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colorOf("--ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      hovermode: spec.hover, hoverdistance: 40, modebar: { bgcolor: "rgba(0,0,0,0)", color: colorOf("--replica"), activecolor: colorOf("--accent") },
+      hovermode: isInOne ? spec.hover : "closest", hoverdistance: 40, modebar: { bgcolor: "rgba(0,0,0,0)", color: colorOf("--replica"), activecolor: colorOf("--accent") },
       dragmode: isCoarse ? false : "zoom",
       hoverlabel: { bgcolor: colorOf("--surface"), bordercolor: colorOf("--rule"), align: "left", namelength: 40,
         font: { size: 12, color: colorOf("--ink") } },
@@ -110,7 +97,7 @@
     };
     // All traces in one label: their names are there already, and the step is its title.
     const inOne = (trace) => (trace.type === "scatter" && trace.hovertemplate ? { ...trace, hovertemplate: "%{y:.6~g} %{meta[0]}" } : trace);
-    return [paint(spec.hover === "x unified" ? traces.map(inOne) : traces), layout];
+    return [paint(isInOne ? traces.map(inOne) : traces), layout];
   };
   const config = {
     responsive: true, displaylogo: false, plotlyServerURL: "", showSendToCloud: false, showEditInChartStudio: false, showLink: false,
@@ -163,7 +150,7 @@
   const plain = (text) => String(text).replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&#37;", "%").replaceAll("&amp;", "&");
   const rowsOf = (chart) => {
     const { spec } = chart;
-    const traces = spec.traces.filter(isShown);
+    const traces = spec.traces.filter((trace) => roleOf(trace) !== "mark");
     if (spec.points) {
       const hasMore = traces.some((trace) => Array.isArray(trace.customdata));
       const rows = traces.flatMap((t) => t.x.map((x, i) => [t.name, x, t.y[i], ...(hasMore ? [t.customdata?.[i] ?? ""] : [])]));
@@ -258,56 +245,8 @@
     const next = [...charts.keys()].find((div) => isVisible(div) && !charts.get(div).isDrawn);
     if (next) draw(next);
     if (next) setTimeout(drawNext);
-    else {
-      if (kept.charts) scrollTo(kept.scroll);
-      root.dataset.isDrawn = "true";
-    }
+    else root.dataset.isDrawn = "true";
   };
-  // --- a run that still trains --------------------------------------------------------------------------
-  const numberTables = [...document.querySelectorAll("details.numbers")];
-  const scrollTo = (top) => window.scrollTo({ top, behavior: "instant" });
-  const goOn = () => {
-    if (kept.theme) root.dataset.theme = kept.theme;
-    runs.forEach((run, i) => { run.open = (kept.runs || []).includes(i); });
-    for (const table of numberTables) table.open = (kept.numbers || []).includes(keyOf(table));
-    history.scrollRestoration = "manual";
-    scrollTo(kept.scroll);
-    // The reader's next visit begins anew.
-    history.replaceState(null, "");
-  };
-  const loadAgain = () => {
-    const state = {
-      theme: root.dataset.theme, scroll: scrollY,
-      runs: runs.map((run, i) => (run.open ? i : -1)), numbers: numberTables.filter((table) => table.open).map(keyOf),
-      charts: Object.fromEntries([...charts].map(([div, { isLog }]) => [keyOf(div), { isLog }])),
-    };
-    history.replaceState({ hdet: state }, "");
-    location.reload();
-  };
-  const watch = (everySeconds, written) => {
-    const begun = Date.now();
-    const button = element("button", "", { type: "button", id: "live", "aria-pressed": true, "aria-label": "Load the page again while the run trains" });
-    const tell = () => {
-      const age = Math.max(0, Math.round(Date.now() / 1000 - written));
-      const ago = age < 120 ? `${age} s` : age < 7200 ? `${Math.round(age / 60)} min` : `${Math.round(age / 3600)} h`;
-      const isOn = button.getAttribute("aria-pressed") === "true";
-      button.textContent = `${isOn ? "● Live" : "Paused"}, written ${ago} ago`;
-      // A run that was killed writes no more: the longer it is silent, the less often the page looks.
-      const wait = Math.max(everySeconds, Math.min(60, age / 4));
-      if (isOn && !document.hidden && Date.now() - begun >= 1000 * wait) loadAgain();
-    };
-    button.addEventListener("click", () => {
-      const isOn = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", isOn);
-      if (isOn) loadAgain();
-      else tell();
-    });
-    document.getElementById("theme").before(button);
-    tell();
-    setInterval(tell, 1000);
-  };
-  if (kept.charts) goOn();
-  if (root.dataset.refresh) watch(Number(root.dataset.refresh), Number(root.dataset.written));
   nameTheme();
   drawNext();
 })();

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.records import RoundRecord, SearchRecord, scan_records
+from hdet.round_record import ComparingRecord, GuardRecord
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
@@ -53,9 +54,8 @@ class Run:
     @property
     def final_metrics(self) -> dict[str, float]:
         """Held-out metrics beside the loss, at the end or at the last evaluation."""
-        stated = _numbers_by_name(self.result.get("metrics"))
-        if not stated and self.evaluations:
-            stated = self.evaluations[-1].metrics
+        measured = self.evaluations[-1].metrics if self.evaluations else {}
+        stated = _numbers_by_name(self.result.get("metrics")) or measured
         return {name: value for name, value in stated.items() if name != "loss"}
 
     @property
@@ -79,14 +79,20 @@ class Run:
         return number(self.result.get("seconds"))
 
     @property
+    def controllers(self) -> tuple[str, ...]:
+        """Names of the controllers that the settings ask for."""
+        stated = self.config.get("controllers")
+        return tuple(map(str, stated)) if isinstance(stated, list | tuple) else ()
+
+    @property
     def num_brakes(self) -> int:
         """Count how often the guard went back."""
-        return self.records[-1].num_brakes if self.records else 0
+        return self.records[-1].section(GuardRecord).num_brakes if self.records else 0
 
     @property
     def compares(self) -> bool:
-        """Tell whether a controller compared the replicas; the guard and held-out data do not."""
-        return any(record.signal.keys() - record.slope.keys() for record in self.records)
+        """Tell whether a controller compared the replicas; the others do not."""
+        return any(record.section(ComparingRecord).signal for record in self.records)
 
     @property
     def excluded_events(self) -> list[tuple[int, int, str]]:
@@ -190,7 +196,7 @@ def _read(path: Path, read: Callable[[Path], Any], notes: list[str], *, is_expec
     except json.JSONDecodeError as error:
         notes.append(f"{path.name}, line {error.lineno}: not JSON ({error.msg})")
     except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read ({_short(error)})")
+        notes.append(f"{path.name} cannot be read ({_reason(error)})")
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -215,15 +221,12 @@ def _is_run(path: Path) -> bool:
 
 def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
     evaluations, notes = list[Evaluation](), list[str]()
-    lines = path.read_bytes().split(b"\n")
-    for line_number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for line_number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         try:
-            evaluation = _evaluation(json.loads(line.decode("utf-8")))
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = "the line is cut off" if line_number == len(lines) else _short(error)
-            notes.append(f"{path.name}, line {line_number}: not an evaluation ({reason})")
+            evaluation = _evaluation(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            if line.strip():
+                notes.append(f"{path.name}, line {line_number}: not an evaluation ({_reason(error)})")
             continue
         # A run that was resumed repeats steps: the later evaluation wins, as for records.
         while evaluations and evaluations[-1].step >= evaluation.step:
@@ -232,19 +235,16 @@ def _scan_evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
     return evaluations, notes
 
 
-def _evaluation(data: object) -> Evaluation:
-    if not isinstance(data, dict):
-        raise TypeError("not an object")
-    step, loss = data.get("step"), data.get("loss")
+def _evaluation(data: Any) -> Evaluation:
+    step, loss = (data.get("step"), data.get("loss")) if isinstance(data, dict) else (None, None)
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
-        raise TypeError("step must be a whole number")
-    if isinstance(loss, bool) or not isinstance(loss, int | float | None):
-        raise TypeError("loss must be a number")
+        raise ValueError("step must be a whole number")
+    if not isinstance(loss, int | float | None):
+        raise ValueError("loss must be a number")
     return Evaluation(step, number(loss), _numbers_by_name(data.get("metrics")))
 
 
-def _short(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error.msg} at column {error.colno}"
-    known = {UnicodeDecodeError: "not UTF-8", RecursionError: "nested too deeply"}
-    return known.get(type(error)) or getattr(error, "strerror", "") or str(error) or type(error).__name__
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError | RecursionError):
+        return "not UTF-8" if isinstance(error, UnicodeDecodeError) else "nested too deeply"
+    return str(error.strerror) if isinstance(error, OSError) else str(error)

@@ -6,21 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from hdet.lab.page.chart import unzip
 from hdet.lab.page.read_runs import Run, number
-from hdet.lab.page.what_replicas_said import explored
+from hdet.lab.page.verdicts import explored
 from hdet.records import RoundRecord
 from hdet.round_record import is_learning_rate
 
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Of the finite values; None if there is none.
-
-    >>> mean([1.0, None, 2.0]), mean([math.inf])
-    (1.5, None)
-    """
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(value / len(known) for value in known) if known else None
+Series = tuple[list[int], list[float]]
+"""Steps, and a number at each."""
 
 
 def hyperparameters(run: Run) -> list[str]:
@@ -45,53 +37,45 @@ def families(names: Iterable[str], separators: str = "./[") -> dict[str, list[st
     return found
 
 
-def base_series(run: Run, name: str) -> tuple[list[int], list[float]]:
+def base_series(run: Run, name: str) -> Series:
     """The base of every step; at the syncs only where no trace was kept."""
     points = [point for record in run.records for point in _trace(record, name)]
-    if not points:
-        points = [(record.step, record.base[name]) for record in run.records if name in record.base]
-    return unzip(points)
+    return _series(points or [(r.step, r.base[name]) for r in run.records if name in r.base])
 
 
-def plan_series(run: Run, name: str) -> tuple[list[int], list[float]]:
-    """Give the schedule as planned; empty if nothing was corrected."""
+def plan_series(run: Run, name: str) -> Series:
+    """Give the schedule as planned, at syncs; empty if nothing was corrected."""
     tunable = re.sub(r"\[\d+\]$", "", name)  # fields of one tunable share its correction
-    corrections = [record.correction.get(tunable, 1.0) for record in run.records]
-    if all(abs(c - 1) < 1e-9 for c in corrections):
+    factors = [record.correction.get(tunable, 1.0) for record in run.records]
+    if all(abs(factor - 1) < 1e-9 for factor in factors):
         return [], []
-    points: list[tuple[int, float]] = []
-    if run.config.get("controller") == "paper" or any(record.thermostat_factors for record in run.records):
-        # The first holds the base between syncs, the thermostat moves it there: the plan is known at syncs.
-        for record, correction in zip(run.records, corrections, strict=True):
-            points += _trace(record, name) if record is run.records[0] else []
-            if name in record.base and math.isfinite(correction) and correction > 0:
-                points.append((record.step, record.base[name] / correction))
-    else:
-        for record, in_force in zip(run.records, [1.0, *corrections], strict=False):
-            points += [(step, value / in_force) for step, value in _trace(record, name) if in_force > 0]
-    return unzip(points)
+    # The base before the first sync is as planned.
+    points = _trace(run.records[0], name)
+    for record, factor in zip(run.records, factors, strict=True):
+        if name in record.base and 0 < factor < math.inf:
+            points.append((record.step, record.base[name] / factor))
+    return _series(points)
 
 
 def fan_limits(run: Run, name: str) -> tuple[list[int], list[float], list[float]]:
     """Lowest and highest value among the replicas, at every step; empty where they do not differ."""
-    steps, lows, highs = list[int](), list[float](), list[float]()
+    points = list[tuple[int, float, float]]()
     for record in run.records if name in explored(run.records) else ():
         values, trace = record.values.get(name), _trace(record, name)
-        if not values or not trace or not trace[-1][1]:
-            continue
-        last = trace[-1][1]  # values are those of the last step
-        for step, base in trace:
-            steps.append(step)
-            lows.append(base * min(values) / last)
-            highs.append(base * max(values) / last)
-    return steps, lows, highs
+        if values and trace and trace[-1][1]:
+            last = trace[-1][1]  # values are those of the last step
+            points += [(step, base * min(values) / last, base * max(values) / last) for step, base in trace]
+    return [step for step, _, _ in points], [low for _, low, _ in points], [high for _, _, high in points]
+
+
+def _series(points: Sequence[tuple[int, float]]) -> Series:
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _trace(record: RoundRecord, name: str) -> list[tuple[int, float]]:
     trace = record.base_trace.get(name, [])
-    first = record.step - record.num_steps + 1
     if len(trace) == 1 and record.num_steps > 1:
-        return [(first, trace[0]), (record.step, trace[0])]
+        return [(record.step - record.num_steps + 1, trace[0]), (record.step, trace[0])]
     return list(zip(range(record.step - len(trace) + 1, record.step + 1), trace, strict=True))
 
 
@@ -99,50 +83,38 @@ def asked_lr(run: Run) -> float | None:
     """The guess of the learning rate, as a peak; that of the first group where only records tell."""
     if run.search is not None:
         return run.search.asked
-    stated = number(run.config.get("lr"))
-    return _planned_peak(run, next(iter(learning_rates(run)), "")) if stated is None else stated
+    stated, name = number(run.config.get("lr")), next(iter(learning_rates(run)), "")
+    planned = plan_series(run, name)[1] or base_series(run, name)[1]
+    return stated or max((value for value in planned if 0 < value < math.inf), default=None)
 
 
 def found_lr(run: Run) -> float | None:
     """The peak learning rate that the run came to: stated, or what it began with times what was learned."""
-    stated = number(run.result.get("found_lr"))
-    if stated is not None:
+    stated, start = (
+        number(run.result.get("found_lr")),
+        asked_lr(run) if run.search is None else run.search.found,
+    )
+    if stated is not None or start is None:
         return stated
-    start, factors = run.search.found if run.search is not None else asked_lr(run), corrections(run)
-    if start is None or not factors:
-        return start
-    return start * math.exp(math.fsum(map(math.log, factors)) / len(factors))
+    # The paper's form has no factor on the plan: it holds the value itself.
+    last = run.records[-1].correction if run.records and "paper" not in run.controllers else {}
+    logs = [math.log(x) for name, x in last.items() if is_learning_rate(name) and 0 < x < math.inf]
+    return start * math.exp(math.fsum(logs) / max(1, len(logs)))
 
 
-def group_peaks(run: Run) -> list[float]:
-    """The highest learning rate of every parameter group, as planned; those that are equal count once."""
-    peaks = (_planned_peak(run, name) for name in learning_rates(run))
-    return list({f"{peak:.3g}": peak for peak in peaks if peak is not None}.values())
-
-
-def _planned_peak(run: Run, name: str) -> float | None:
-    planned = plan_series(run, name)[1] or base_series(run, name)[1]
-    return max((value for value in planned if 0 < value < math.inf), default=None)
-
-
-def corrections(run: Run) -> list[float]:
-    """Final factors on the planned learning rates, one per parameter group."""
-    if not run.records or run.config.get("controller") == "paper":
-        return []  # the paper's form has no factor: it holds the value itself
-    last = run.records[-1].correction
-    return [c for name, c in last.items() if is_learning_rate(name) and 0 < c < math.inf]
-
-
-def evaluated(run: Run, name: str = "loss") -> list[tuple[int, float]]:
-    """Step and value of the held-out loss, or of a metric, wherever it was measured."""
+def evaluated(run: Run, name: str = "loss") -> Series:
+    """The held-out loss, or a metric, wherever it was measured."""
     values = ((e.step, e.loss if name == "loss" else e.metrics.get(name)) for e in run.evaluations)
-    return [(step, value) for step, value in values if value is not None]
+    return _series([(step, value) for step, value in values if value is not None])
 
 
-def training_losses(run: Run) -> list[tuple[int, float]]:
-    """Step and mean over the replicas, for every round that has a loss."""
-    means = ((record.step, mean(record.losses)) for record in run.records)
-    return [(step, loss) for step, loss in means if loss is not None]
+def training_losses(run: Run) -> Series:
+    """The mean over the replicas, for every round that has a loss."""
+    points = list[tuple[int, float]]()
+    for record in run.records:
+        known = [loss for loss in record.losses if loss is not None and math.isfinite(loss)]
+        points += [(record.step, math.fsum(loss / len(known) for loss in known))] if known else []
+    return _series(points)
 
 
 def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -154,27 +126,3 @@ def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     wholes = {"loss", *metrics}
     parts = {name for name in metrics for whole in wholes if name.startswith(f"{whole}_")}
     return {name: value for name, value in metrics.items() if name not in parts | {"loss"}}
-
-
-def are_comparable(runs: Sequence[Run]) -> bool:
-    """Tell whether all runs measured the same loss on the same task."""
-    return len({(str(run.config.get("task")), run.loss_unit) for run in runs}) == 1
-
-
-def is_sweep(runs: Sequence[Run]) -> bool:
-    """Tell whether the runs differ in nothing but their learning rate, which each took as it was given."""
-    rates = {asked_lr(run) for run in runs}
-    varied = ("lr", "name")
-    settings = {str({key: value for key, value in run.config.items() if key not in varied}) for run in runs}
-    is_plain = not any(run.search or run.compares or not run.config for run in runs)
-    return len(rates) == len(runs) > 2 and None not in rates and len(settings) == 1 and is_plain
-
-
-def highest_shown(losses: Sequence[float], untrained: float | None) -> float:
-    """Find the end of an axis of losses: one far above that of the untrained weights flattens the others.
-
-    >>> highest_shown([0.5, 1.0, 90.0], 2.0), highest_shown([0.5, 1.0], 2.0), highest_shown([3.0], None)
-    (2.3, 1.0, 3.0)
-    """
-    low, high = min(losses), max(losses)
-    return high if untrained is None else max(low, min(high, untrained + 0.2 * (untrained - low)))

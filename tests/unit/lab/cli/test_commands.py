@@ -357,28 +357,6 @@ def test_sweep_and_report_compare_runs(hdet, tmp_path):
     assert "report: s/comparison.html" in out and (tmp_path / "s" / "comparison.html").exists()
 
 
-def test_a_run_can_be_watched_while_it_trains(hdet, tmp_path, monkeypatch):
-    pages = []
-
-    def build(runs, out, *, refresh_seconds=0):
-        pages.append((runs[0].status, refresh_seconds))
-        return out
-
-    monkeypatch.setattr("hdet.lab.page.run_report.build_report", build)
-    out, _ = hdet("run", *QUICK, "--live", "--out", "live")
-    assert "watch: live/report.html" in out and (tmp_path / "live" / "report.html").exists()
-    assert set(pages[:-1]) == {("unfinished", 5.0)} and pages[-1] == ("finished", 0)
-    (tmp_path / "live" / "result.json").unlink()
-    pages.clear()
-
-    def end(seconds):
-        (tmp_path / "live" / "result.json").write_text('{"status": "finished"}')
-
-    monkeypatch.setattr("hdet.lab.page.run_report.time.sleep", end)
-    out, _ = hdet("report", "live", "--live")
-    assert "watch: live/report.html" in out and pages == [("unfinished", 5.0), ("finished", 0)]
-
-
 def test_trackers_can_be_named(hdet, tmp_path):
     hdet("run", *QUICK, "--track", "tensorboard", "--out", "t")
     assert list((tmp_path / "t" / "tensorboard").iterdir())
