@@ -17,7 +17,7 @@ from hdet.replicas.probe import batch_statistics
 from hdet.replicas.tail import TailMean
 from research.peers.base import Diverged, Job, descend
 
-__all__ = ["NUM_SCORED", "Rounds", "train_run"]
+__all__ = ["NUM_SCORED", "ScoredRounds", "train_run"]
 
 NUM_SCORED = 20
 """Rounds that are scored: the warm-up has 16."""
@@ -26,7 +26,7 @@ Steer = Callable[[Sequence[Round]], float]
 """Gives the factor on the schedule, from the rounds so far."""
 
 
-class Rounds:
+class ScoredRounds:
     """Averages the weights of each round and scores them, and lets a thermostat move the schedule's factor.
 
     Args:
@@ -145,7 +145,7 @@ def train_run(job: Job, *, steer: Steer | None = None, num_scored: int = NUM_SCO
     parameters = job.parameters(model)
     recipe = Recipe(total_steps=job.steps)
     steps, tail = tail_steps(job.steps, recipe.average_tail), TailMean(parameters)
-    rounds = Rounds(job, model, recipe, steer=steer, num_scored=num_scored, is_law=is_law)
+    rounds = ScoredRounds(job, model, recipe, steer=steer, num_scored=num_scored, is_law=is_law)
     done = 0
 
     def after_step() -> None:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_kind
-from hdet.errors import CheckpointError, warn
+from hdet.errors import CheckpointError, bad_argument, warn
 from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
 
@@ -102,10 +102,12 @@ def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: A
     require_count("step", step, at_least=0)
     require_count("keep", keep)
     if not parts:
-        raise ValueError("parts must hold something to save, got none: pass model=model, optimizer=optimizer")
+        remedy = "pass model=model, optimizer=optimizer"
+        raise bad_argument("parts", "must hold something to save", "none", remedy)
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"path must be a folder, got {str(path)!r}, which is a file: give another one")
+        got = f"{str(path)!r}, which is a file"
+        raise bad_argument("path", "must be a folder", got, "give another one")
     target = folder / f"step-{step:06d}.pt"
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         return target

@@ -202,4 +202,4 @@ def check_list(name: str, values: Any, count: int, what: str) -> None:
     """Raise unless this is a list of so many things."""
     require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))
     if len(values) != count:
-        raise ValueError(f"{name} must hold {count} {what}, got {len(values)}: {SAME_SETTINGS}")
+        raise bad_argument(name, f"must hold {count} {what}", str(len(values)), SAME_SETTINGS)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import require_kind
+from hdet.errors import bad_argument
 
 
 class JointOptimizer(Optimizer):
@@ -32,12 +33,12 @@ class JointOptimizer(Optimizer):
 
     def __init__(self, *optimizers: Optimizer) -> None:
         if not optimizers:
-            raise ValueError("optimizers must be at least one, got none")
+            raise bad_argument("optimizers", "must be at least one", "none")
         for one in optimizers:
             require_kind("optimizers must be torch.optim.Optimizer objects", one, isinstance(one, Optimizer))
         owners = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
         if len(set(owners)) < len(owners):
-            raise ValueError("optimizers must not share a parameter, but two of them hold the same one")
+            raise bad_argument("optimizers", "must not share a parameter", "two that hold the same one")
         self.optimizers = list(optimizers)
         """The optimizers themselves."""
         super().__init__([group for one in optimizers for group in one.param_groups], {})
@@ -67,10 +68,9 @@ class JointOptimizer(Optimizer):
         groups, state = state_dict["param_groups"], state_dict["state"]
         counts = [len(one.param_groups) for one in self.optimizers]
         if len(groups) != sum(counts):
-            raise ValueError(
-                f"state_dict must hold {sum(counts)} parameter groups, got {len(groups)}: build the "
-                "optimizers that it was saved with"
-            )
+            remedy = "build the optimizers that it was saved with"
+            must = f"must hold {sum(counts)} parameter groups"
+            raise bad_argument("state_dict", must, str(len(groups)), remedy)
         left = iter(groups)
         for one, count in zip(self.optimizers, counts, strict=True):
             mine = list(islice(left, count))

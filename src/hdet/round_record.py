@@ -171,6 +171,14 @@ class RoundRecord:
         """
         return self.controllers.get(kind.name) or kind()
 
+    def counted(self, numbers: Sequence[float | None]) -> dict[int, float]:
+        """Give those of ``losses`` or ``probes`` that count, by replica.
+
+        >>> RoundRecord(round=0, step=10, num_replicas=3, excluded={2: "late"}).counted([0.5, None, 0.4])
+        {0: 0.5}
+        """
+        return {r: x for r, x in enumerate(numbers) if x is not None and r not in self.excluded}
+
     def to_json(self) -> str:
         """Write one line of JSON."""
         return json.dumps(vars(self), default=vars, separators=(",", ":"))

@@ -347,7 +347,7 @@ def test_scoring_leaves_weights_moments_statistics_and_random_numbers_as_they_we
             auto.step(loss)
         return [*net.state_dict().values(), torch.get_rng_state()]
 
-    monkeypatch.setattr("hdet.steering.thermostat.steered", lambda state, seen, _: state._replace(
+    monkeypatch.setattr("hdet.method.thermostat.steered", lambda state, seen, _: state._replace(
         rounds=(*state.rounds, seen)
     ))  # fmt: skip
     told = {"controllers": [hdet.Thermostat()], "probe": hdet.Probe(HELD_OUT, loss_of)}

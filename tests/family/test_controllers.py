@@ -414,3 +414,16 @@ def test_the_papers_controller_is_asked_for_once():
         "enable_auto_lr must be False where controllers has an hdet.Controller, got True: "
     )
     assert text.endswith("leave out either")
+
+
+def test_every_door_takes_the_probe_of_the_search():
+    net, probe = Net(), hdet.Probe([noise(256, seed=9)], loss_of)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    hdet.find_lr(net, optimizer, [noise(8, k) for k in range(9)], loss_of, total_steps=50, probe=probe)
+    told = {"probe": probe, "controllers": [hdet.Thermostat(), hdet.HeldOutWeightDecay()]}
+    for door in doors(net, 0.0):
+        assert doors(Net(), 0.0, **told)[door]().replicas.probe is probe
+        text = error_of(doors(Net(), 0.0, probe=loss_of)[door])
+        assert text.startswith("probe must be an hdet.Probe") and text.endswith(
+            "write hdet.Probe([(x, y)], loss)"
+        )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.round_record import ComparingRecord
 from tests.helpers.errors import error_of
 from tests.helpers.models import linear
 from tests.helpers.replicas import run_replicas
@@ -133,9 +134,9 @@ def live(
         settings["temperature"] = 1.0
     records = hdet.Records()
 
-    def probe() -> float:
+    def planted(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
         place = ensemble.positions
-        return 1.0 - direction * sum(place.values()) / len(place)
+        return torch.tensor(1.0 - direction * sum(place.values()) / len(place), dtype=torch.float64)
 
     ensemble = hdet.Ensemble(
         world.optimizer,
@@ -143,7 +144,7 @@ def live(
         explore=[member.build(world)],
         sync_every=EVERY,
         controllers=[hdet.Controller(**settings)],
-        probe=probe,
+        probe=hdet.Probe([torch.zeros(1)], planted),
         assignment="latin",
         records=records,
     )
@@ -223,7 +224,7 @@ def test_life_of_a_hyperparameter(name: str) -> None:
     # Records hold values and probe losses.
     record = up[0]["records"][0]
     assert len(record.probes) == 4 and record.milliseconds["probe"] >= 0
-    assert set(record.values) == set(record.base) == set(record.signal)
+    assert set(record.values) == set(record.base) == set(record.section(ComparingRecord).signal)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -471,7 +472,7 @@ def lr_signal(rank: int, with_dead_dial: bool) -> float:
     )
     optimizer.step()
     ensemble.step(1.0 + ensemble.positions["lr"])
-    return records[0].signal["lr"] if rank == 0 else 0.0
+    return records[0].section(ComparingRecord).signal["lr"] if rank == 0 else 0.0
 
 
 def test_a_dial_without_width_takes_nothing_from_the_others() -> None:
@@ -519,6 +520,7 @@ def test_the_probe_leaves_no_trace() -> None:
 def probe_with_nan(rank: int) -> tuple[dict, float]:
     parameter = nn.Parameter(torch.full((1,), float(rank)))
     optimizer = torch.optim.SGD([parameter], lr=0.0)
+    score = torch.tensor(math.nan if rank == 1 else 1.0)
     records = hdet.Records()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -526,7 +528,8 @@ def probe_with_nan(rank: int) -> tuple[dict, float]:
             optimizer,
             explore=[hdet.Scalar("x", get=lambda: 1.0, set=lambda v: None)],
             sync_every=1,
-            probe=lambda: math.nan if rank == 1 else 1.0,
+            model=nn.ParameterList([parameter]),
+            probe=hdet.Probe([torch.zeros(1)], lambda model, _: score),
             records=records,
         )
         optimizer.step()
@@ -584,17 +587,16 @@ def test_a_remedy_names_what_needs_arguments_as_such():
 
 
 def test_a_weight_decay_is_set_in_the_optimizer_and_auto_is_a_start():
-    assert error_of(hdet.WeightDecay, start=0.1) == (
+    assert error_of(hdet.HeldOutWeightDecay, start=0.1) == (
         "start must be 'auto' or None, got 0.1: set weight_decay=0.1 in the optimizer"
     )
-    assert "got 'Auto': write start='auto'" in error_of(hdet.WeightDecay, start="Auto")
-    assert error_of(hdet.WeightDecay, "auto").endswith("got 'auto': write start='auto'")
-    assert hdet.WeightDecay(start="auto").start == "auto"
+    assert "got 'Auto': write start='auto'" in error_of(hdet.HeldOutWeightDecay, start="Auto")
+    assert hdet.HeldOutWeightDecay(start="auto").start == "auto"
 
 
 def test_a_weight_decay_of_zero_is_told_with_what_to_set():
     _, optimizer = linear(0.01, weight_decay=0.0)
-    with pytest.warns(hdet.NoEffectWarning, match=r"explored\. Set weight_decay=0\.01 in the optimizer$"):
+    with pytest.warns(hdet.NoEffectWarning, match=r"does nothing: set weight_decay=0\.01 in the optimizer$"):
         assert hdet.WeightDecay().tunables(optimizer) == []
-    with pytest.warns(hdet.NoEffectWarning, match="nothing is explored$"):  # it has none to set
+    with pytest.warns(hdet.NoEffectWarning, match="so it does nothing$"):  # it has none to set
         assert hdet.WeightDecay().tunables(torch.optim.Rprop([nn.Parameter(torch.ones(2))])) == []

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hdet
 from hdet.method.recipe import Recipe, tail_steps
+from hdet.round_record import GuardRecord
 from tests.helpers.replicas import run_replicas
 
 # torch's own, when its compiler is imported
@@ -247,7 +248,7 @@ def with_auto_lr(loop: Loop, rank: int, found: hdet.FoundLR) -> tuple[list[Tenso
         for loss in seen[:-1]:
             auto.observe(loss)
         auto.step(seen[-1], skipped=is_fused and not is_made)  # a fused optimizer does not tell
-    assert not any(record.controllers["guard"].num_brakes or record.excluded for record in records)
+    assert not any(record.section(GuardRecord).num_brakes or record.excluded for record in records)
     return [p.detach().clone() for p in loop.model.parameters()], list(records)[1:], call
 
 

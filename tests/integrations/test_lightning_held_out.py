@@ -52,7 +52,7 @@ class Logger(CSVLogger):
 def test_nothing_sees_a_look_at_the_probe(tmp_path):
     # With a weight decay that stays as it is, both runs have the same weights.
     frozen = pytest.MonkeyPatch()
-    frozen.setattr("hdet.steering.weight_decay.moved", lambda state, *_, **__: state)
+    frozen.setattr("hdet.method.weight_decay.moved", lambda state, *_, **__: state)
     loggers = [Logger(tmp_path), Logger(tmp_path)]
     with frozen.context():
         looking = fit(exploring(records := hdet.Records()), logger=loggers[0])

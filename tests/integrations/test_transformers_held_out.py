@@ -48,7 +48,7 @@ def test_looks_at_the_probe_leave_no_trace(tmp_path, monkeypatch):
         def on_evaluate(self, args, state, control, **_):
             self.evaluations += 1
 
-    monkeypatch.setattr("hdet.steering.weight_decay.moved", lambda state, *_, **__: state)
+    monkeypatch.setattr("hdet.method.weight_decay.moved", lambda state, *_, **__: state)
     ends, spies, left = [], [], []
     for changes in ({}, {"explore": (), "probe": None}):
         random.seed(3)

@@ -247,16 +247,6 @@ class WeightDecay(OptimizerField):
 
 
 @dataclass(frozen=True, eq=False)
-class SteeredWeightDecay(WeightDecay):
-    """Has what :class:`hdet.HeldOutWeightDecay` moves: one weight decay for all replicas and groups."""
-
-    spread: float = 0.0
-    per_group: bool = False
-    title = "HeldOutWeightDecay"
-    steered_by = "weight_decay"
-
-
-@dataclass(frozen=True, eq=False)
 class Momentum(OptimizerField):
     """Explore the momentum of SGD or beta1 of Adam, as one minus it: 0.9 with spread 0.5 is 0.85 to 0.95."""
 

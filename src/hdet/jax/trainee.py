@@ -104,7 +104,7 @@ class JaxTrainee:
         factors: Sequence[float],
         turns: Iterable[list[Any]],
         probe: list[Any],
-        told: Callable[[int], None],
+        steps_made: Callable[[int], None],
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe."""
         num, count, scores = self._num_trials, self.mesh.count, list[float]()
@@ -112,7 +112,7 @@ class JaxTrainee:
         for turn, batches in enumerate(turns):
             here = factors[turn * num :][:num]
             for first in range(0, num, num_rows):
-                scores += self._trials(here[first : first + num_rows], first, batches, probe, told)
+                scores += self._trials(here[first : first + num_rows], first, batches, probe, steps_made)
         return scores
 
     def _trials(
@@ -121,7 +121,7 @@ class JaxTrainee:
         first: int,
         batches: Sequence[Any],
         probe: Sequence[Any],
-        told: Callable[[int], None],
+        steps_made: Callable[[int], None],
     ) -> list[float]:
         """Make some trials at the same time, on the parts of the batches from ``first`` on."""
         rates = np.outer(factors, self.asked)
@@ -130,7 +130,7 @@ class JaxTrainee:
         for step, batch in enumerate(batches):
             now = trial_shape(step, len(batches)) * rates
             rows, state, health = self._step_rows(rows, state, health, self._kept, now, batch, first)
-            told(len(rates))
+            steps_made(len(rates))
         is_alive, num_bad = jax.device_get(health)
         self._num_bad += int(num_bad)
         losses = np.stack([np.asarray(self._score_rows(rows, batch)) for batch in probe], axis=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hdet.checks import require_choice, require_count, require_number, require_number_or_choice
+from hdet.errors import bad_argument
 from hdet.method.fan_out import dot
 
 
@@ -212,15 +213,14 @@ class Controller:
         require_number_or_choice("decay", self.decay, ("floor",), below=1)
         require_number("max_correction", self.max_correction, at_least=1)
         if self.form == "log" and self.decay != 0.0:
-            raise ValueError(
-                f"decay must be 0 for form='log', got {self.decay!r}: there the planned schedule goes on "
-                "and brings its own decay; use form='paper' to replace the schedule by a decay"
+            remedy = (
+                "there the planned schedule goes on and brings its own decay; use form='paper' to replace "
+                "the schedule by a decay"
             )
+            raise bad_argument("decay", "must be 0 for form='log'", repr(self.decay), remedy)
         if self.form == "log" and self.step_size > 1:
-            raise ValueError(
-                f"step_size must be at most 1 for form='log', got {self.step_size!r}: "
-                "larger steps would leave the range that the replicas explored"
-            )
+            remedy = "larger steps would leave the range that the replicas explored"
+            raise bad_argument("step_size", "must be at most 1 for form='log'", repr(self.step_size), remedy)
 
 
 class ControllerState(NamedTuple):

@@ -1,9 +1,9 @@
 """The whole method in one readable loop over replicas in one process (paper, Algorithm 1).
 
-This is the specification. The engines for real processes and for one device are tested against it,
-value by value. It is written for reading, not for speed, and runs on anything that has arithmetic:
-plain floats in the example below, torch tensors in the tests. Controllers that do not compare replicas watch
-it from outside: :mod:`hdet.method.watches`.
+This is the specification. The engines for real processes and for one device are tested against it, value by
+value. It is written for reading, not for speed, and runs on anything that has arithmetic: plain floats in the
+example below, torch tensors in the tests. Lines in comments are those of Algorithm 1. Controllers that do not
+compare replicas watch from outside: :mod:`hdet.method.watches`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hdet.method.controller import (
-    Controller,
-    ControllerState,
-    auto_temperature,
-    floor_matching,
-    joint_signals,
-    log_update,
-    num_controlled_rounds,
-    paper_update,
-    softmax_weights,
-    weighted_deviation,
-)
+from hdet.method import controller as rules
 from hdet.method.fan_out import assign, multiplier_at
 from hdet.method.recipe import tail_steps
 
@@ -39,7 +28,7 @@ class Step(NamedTuple):
     """``values[r][g]``: what replica r used for group g."""
 
 
-class Round(NamedTuple):
+class RoundTrace(NamedTuple):
     """Tells what one sync saw and decided."""
 
     step: int
@@ -55,7 +44,7 @@ class Trace(NamedTuple):
     """Everything a run did."""
 
     steps: list[Step]
-    rounds: list[Round]
+    rounds: list[RoundTrace]
     parameters: list[list[Array]]
     """``parameters[r][g]`` at the end."""
 
@@ -96,7 +85,7 @@ def train(
     sync_every: int,
     total_steps: int,
     names: Sequence[str],
-    controller: Controller | None = None,
+    controller: rules.Controller | None = None,
     floors: Sequence[float] | None = None,
     assignment: str = "random",
     seed: int = 0,
@@ -135,77 +124,82 @@ def train(
     replicas, groups = range(num_replicas), range(len(names))
     theta = [list(parameters) for _ in replicas]
     slots: list[list[dict[str, Array]]] = [[{} for _ in groups] for _ in replicas]
-    steering = Steering(controller, sync_every, total_steps, floors, len(names))
+    comparison = Comparing(controller, floors, len(names), sync_every, total_steps)
     losses_of_round: list[list[float]] = []
     tail: list[list[Array]] = []
     steps: list[Step] = []
-    rounds: list[Round] = []
+    rounds: list[RoundTrace] = []
 
     def bases_after(t: int) -> list[float]:
         factor = math.prod(watch.factor for watch in watches)
-        return [steering.base(g, planned) * factor for g, planned in enumerate(schedule(t))]
+        return [comparison.base(g, planned) * factor for g, planned in enumerate(schedule(t))]
 
     def mean() -> list[Array]:
         return [sum(theta[r][g] for r in replicas) / num_replicas for g in groups]
 
-    for t in range(1, total_steps + 1):
-        # Fan-out: every replica has its own value, all share one gradient (eqs. 1, 2, 9).
+    for t in range(1, total_steps + 1):  # line 4
+        # Fan-out: every replica has its own value, all share one gradient (lines 3, 5 to 8; eqs. 1, 2, 9).
         bases, decays = bases_after(t - 1), [sum(w.decays[g] for w in watches if w.decays) for g in groups]
         places = list(assign(assignment, num_replicas, seed, len(rounds), names).values())
         values = [[bases[g] * multiplier_at(places[g][r], spread) for g in groups] for r in replicas]
         steps.append(Step(bases, values))
         measured = [gradient(theta[r], r, t) for r in replicas]
+        losses_of_round.append([loss for loss, _ in measured])
         for g in groups:
             shared = sum(measured[r][1][g] for r in replicas) / num_replicas
             for r in replicas:
                 decayed = theta[r][g] * (1 - values[r][g] * decays[g])
                 theta[r][g] = optimizer(decayed, shared, slots[r][g], values[r][g])
 
+        # What is not in the paper looks on: watches, and the mean over the end of the run.
         is_sync = t % sync_every == 0 or t == total_steps
-        losses_of_round.append([loss for loss, _ in measured])
         for watch in watches:
             watch.step_made(Seen(t, mean(), bases, losses_of_round[-1], is_sync))
         if t in tail_steps(total_steps, average_tail):
             tail.append(mean())
-        if not is_sync:
+        if not is_sync:  # line 9
             continue
 
-        # Measure.
+        # Measure (lines 12 and 13).
         losses = [sum(of_replica) / len(losses_of_round) for of_replica in zip(*losses_of_round, strict=True)]
         losses_of_round = []
 
-        # Converge (eq. 3).
+        # Converge (line 10; eq. 3).
         if spread > 0:
             theta = [mean() for _ in replicas]
 
-        # Steer (eqs. 4-8).
+        # Steer (lines 11 to 16; eqs. 4-8). Otherwise the bases follow the plan (line 19).
         weights, signals = [1 / num_replicas for _ in replicas], [0.0 for _ in groups]
         if controller is not None and t % sync_every == 0 and t >= controller.start:
-            weights, signals = steering.compare(losses, bases, values, places, spread)
+            weights, signals = comparison.move(losses, bases, values, places, spread)
 
-        # Reassign: the next round draws its own permutations.
-        rounds.append(Round(t, losses, weights, signals, steering.velocities, bases_after(t)))
+        # Reassign (line 17; eq. 9): the number of the round chooses the permutations of the next.
+        rounds.append(RoundTrace(t, losses, weights, signals, comparison.velocities, bases_after(t)))
 
     if tail:
         theta = [[sum(point[g] for point in tail) / len(tail) for g in groups] for _ in replicas]
     return Trace(steps, rounds, theta)
 
 
-class Steering:
-    """Keeps what comparing replicas has made of each base (paper, eqs. 4-8)."""
+class Comparing:
+    """Keeps what comparing replicas has made of each base (paper, eqs. 4-8).
+
+    Args:
+        controller: the settings; None to follow the plan.
+        floors: what each base decays to.
+        num_groups: number of bases.
+        *length: steps per round, and of the run.
+    """
 
     def __init__(
         self,
-        controller: Controller | None,
-        sync_every: int,
-        total_steps: int,
+        controller: rules.Controller | None,
         floors: Sequence[float] | None,
         num_groups: int,
+        *length: int,
     ) -> None:
-        self._controller = controller
-        self._length = sync_every, total_steps
-        self._floors = floors
-        self._states: list[ControllerState | None] = [None] * num_groups
+        self._settings, self._floors, self._length = controller, floors, length
+        self._states: list[rules.ControllerState | None] = [None] * num_groups
         self._decays = [0.0] * num_groups
 
     @property
@@ -216,11 +210,11 @@ class Steering:
     def base(self, group: int, planned: float) -> float:
         """Give the base of a group: held in the paper's form, the corrected plan in ours."""
         state = self._states[group]
-        if self._controller is None or state is None:
+        if self._settings is None or state is None:
             return planned
-        return state.base if self._controller.form == "paper" else math.exp(state.base) * planned
+        return state.base if self._settings.form == "paper" else math.exp(state.base) * planned
 
-    def compare(
+    def move(
         self,
         losses: list[float],
         bases: list[float],
@@ -229,39 +223,37 @@ class Steering:
         spread: float,
     ) -> tuple[list[float], list[float]]:
         """Move every base by what the replicas saw. Give their weights, and the signal of each group."""
-        told = self._controller
-        assert told is not None
-        constants = {"momentum": told.momentum, "step_size": told.step_size}
-        if told.form != "paper":
-            signals = joint_signals(places, losses)
+        settings = self._settings
+        assert settings is not None
+        constants = {"momentum": settings.momentum, "step_size": settings.step_size}
+        if settings.form != "paper":
+            signals = rules.joint_signals(places, losses)
             for g, signal in enumerate(signals):
-                self._states[g] = log_update(
-                    self._states[g] or ControllerState(0.0),
+                self._states[g] = rules.log_update(
+                    self._states[g] or rules.ControllerState(0.0),
                     signal,
                     half_width=max(abs(math.log(multiplier_at(x, spread))) for x in places[g]),
-                    max_log_correction=math.log(told.max_correction),
+                    max_log_correction=math.log(settings.max_correction),
                     **constants,
                 )
             return [1 / len(losses)] * len(losses), signals
-        sigma = auto_temperature(losses) if told.temperature == "auto" else told.temperature
-        weights = softmax_weights(losses, sigma)
+        sigma = rules.auto_temperature(losses) if settings.temperature == "auto" else settings.temperature
+        weights = rules.softmax_weights(losses, sigma)
         signals = []
         for g, state in enumerate(self._states):
             if state is None:  # take over the base where the plan has brought it
-                state = ControllerState(bases[g])
-                self._decays[g] = self._decay(g, bases[g])
-            signals.append(weighted_deviation(weights, [of_replica[g] for of_replica in values]))
-            self._states[g] = paper_update(state, signals[g], decay=self._decays[g], **constants)
+                state = rules.ControllerState(bases[g])
+                self._decays[g] = self._decay(settings, g, bases[g])
+            signals.append(rules.weighted_deviation(weights, [of_replica[g] for of_replica in values]))
+            self._states[g] = rules.paper_update(state, signals[g], decay=self._decays[g], **constants)
         return weights, signals
 
-    def _decay(self, group: int, start: float) -> float:
-        assert self._controller is not None
-        if self._controller.decay != "floor":
-            return self._controller.decay
+    def _decay(self, settings: rules.Controller, group: int, start: float) -> float:
+        if settings.decay != "floor":
+            return settings.decay
         assert self._floors is not None, "decay='floor' needs floors"
-        return floor_matching(
-            start, self._floors[group], num_controlled_rounds(self._controller.start, *self._length)
-        )
+        num_rounds = rules.num_controlled_rounds(settings.start, *self._length)
+        return rules.floor_matching(start, self._floors[group], num_rounds)
 
 
 def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:

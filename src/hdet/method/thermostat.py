@@ -211,7 +211,7 @@ def knows_probe(rounds: Sequence[Round]) -> bool:
     return fall > 0 and fmean(r.train - r.mean for r in seen) > _BY_HEART * fall
 
 
-def steered(state: ThermostatState, seen: Round, told: Thermostat) -> ThermostatState:
+def steered(state: ThermostatState, seen: Round, settings: Thermostat) -> ThermostatState:
     """Take a round, and move the factor.
 
     Where averaging gains more than it should, against time, the learning rate is too high. It falls where the
@@ -239,8 +239,8 @@ def steered(state: ThermostatState, seen: Round, told: Thermostat) -> Thermostat
     if seen.mean < _VANISHED * rounds[0].mean and gain > seen.mean / 2:
         return state
     noise = math.hypot(read.gain_error / gain, read.progress_error / progress)
-    measured = state.log_factor - _GAIN * math.log(gain / progress / told.target)
-    wanted = posterior_mean(told.priors or GUESS, measured, math.hypot(_ERROR, _GAIN * noise))
+    measured = state.log_factor - _GAIN * math.log(gain / progress / settings.target)
+    wanted = posterior_mean(settings.priors or GUESS, measured, math.hypot(_ERROR, _GAIN * noise))
     step = wanted - state.log_factor
     # Where the learning rate has fallen, the loss falls with the noise, which looks like progress.
     has_fallen = state.log_factor < state.highest - _FALLEN

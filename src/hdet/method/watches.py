@@ -6,17 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from hdet.method import thermostat
+from hdet.method import thermostat, weight_decay
 from hdet.method.reference import Array, Seen
-from hdet.method.weight_decay import (
-    SCALES,
-    DecayState,
-    HeldOutWeightDecay,
-    least_strength,
-    look_of,
-    may_look,
-    moved,
-)
 
 
 class ThermostatWatch:
@@ -97,14 +88,14 @@ class HeldOutDecayWatch:
         peaks: Sequence[float],
         sizes: Sequence[int],
         probe: Callable[[list[Array]], Sequence[float]],
-        settings: HeldOutWeightDecay | None = None,
+        settings: weight_decay.HeldOutWeightDecay | None = None,
     ) -> None:
         self._total_steps, self._start, self._probe = total_steps, start, probe
-        self._settings = settings or HeldOutWeightDecay()
+        self._settings = settings or weight_decay.HeldOutWeightDecay()
         strengths = [decay * peak * size for decay, peak, size in zip(start, peaks, sizes, strict=True)]
         num_decaying = sum(size for decay, size in zip(start, sizes, strict=True) if decay)
         self._first = sum(strengths) / num_decaying * total_steps
-        self._state = DecayState(self._first)
+        self._state = weight_decay.DecayState(self._first)
         self._before = 0
         self._losses: list[list[float]] = []
         self._since_look: list[float] = []
@@ -123,20 +114,20 @@ class HeldOutDecayWatch:
         self._before = seen.step
         if self._settings.is_due(done, before):
             training_loss, self._since_look = fmean(self._since_look), []
-            if may_look(done):
+            if weight_decay.may_look(done):
                 self._look(seen.center, training_loss, done)
         self.decays_after[seen.step] = self.decays
 
     def _look(self, center: list[Array], training_loss: float, done: float) -> None:
         scaled = [
             [part * scale if decay else part for part, decay in zip(center, self._start, strict=True)]
-            for scale in SCALES
+            for scale in weight_decay.SCALES
         ]
-        self._state = moved(
+        self._state = weight_decay.moved(
             self._state,
-            look_of(*map(self._probe, scaled)),
+            weight_decay.look_of(*map(self._probe, scaled)),
             training_loss=training_loss,
             share_done=done,
-            least=least_strength(self._first),
+            least=weight_decay.least_strength(self._first),
         )
         self.decays = [decay * self._state.strength / self._first for decay in self._start]

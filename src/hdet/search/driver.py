@@ -12,20 +12,8 @@ from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from hdet.checks import require_batches, require_count, require_number
-from hdet.errors import NotFiniteError
-from hdet.search.decisions import (
-    LEAST_STEPS,
-    Ramp,
-    Trial,
-    answer,
-    growth_by_age,
-    lengths,
-    next_lead,
-    next_ramp,
-    ramp_factor,
-    should_lengthen,
-    trial_factors,
-)
+from hdet.errors import NotFiniteError, bad_argument
+from hdet.search import decisions
 from hdet.search.found import FoundLR
 from hdet.search.progress import ProgressLine
 
@@ -78,7 +66,7 @@ class Trainee(Protocol):
         factors: Sequence[float],
         turns: Iterable[list[Any]],
         probe: list[Any],
-        told: Callable[[int], None],
+        steps_made: Callable[[int], None],
     ) -> Sequence[float]:
         """Make a trial with each factor, and score it on the probe.
 
@@ -86,7 +74,7 @@ class Trainee(Protocol):
             factors: one for each trial. Those that are made at the same time are side by side.
             turns: the batches of a turn, one for each step. They must be taken when the turn begins.
             probe: what is scored on.
-            told: is called now and then with the number of steps since, of all trials together.
+            steps_made: is called now and then with the number of steps since, of all trials together.
         """
         ...
 
@@ -119,7 +107,7 @@ class Search:
         self._num_at_once = trainee.num_trials_at_once(first)
         self._trainee = trainee
         self._batches = chain([first], batches)
-        self._sizes = lengths(total_steps, self._num_at_once)
+        self._sizes = decisions.lengths(total_steps, self._num_at_once)
         self._total_steps = total_steps
         self._progress = progress
         self._is_held_out = probe is not None
@@ -137,19 +125,23 @@ class Search:
                 "data and the model"
             )
         seen, lead = self._ramp()
-        num_steps, trial_steps, trials = len(seen), self._sizes.trial, list[Trial]()
+        num_steps, trial_steps, trials = len(seen), self._sizes.trial, list[decisions.Trial]()
         while True:
             trials += self._trials(lead, trial_steps)
             num_steps += trial_steps * self._sizes.num_turns
             more = trial_steps * self._sizes.num_turns
-            if beyond := next_lead(trials, first_score, num_steps + more, self._total_steps):
+            if beyond := decisions.next_lead(trials, first_score, num_steps + more, self._total_steps):
                 lead = beyond
-            elif should_lengthen(trials, first_score, num_steps + 2 * more, self._total_steps):
+            elif decisions.should_lengthen(trials, first_score, num_steps + 2 * more, self._total_steps):
                 trials, trial_steps = [], 2 * trial_steps
             else:
                 break
-        growth = growth_by_age(trial_steps, self._total_steps) if self._trainee.steps_shrink else 1.0
-        found = answer(trials, first_score, lengthened=trial_steps / self._sizes.trial, growth=growth)
+        growth = (
+            decisions.growth_by_age(trial_steps, self._total_steps) if self._trainee.steps_shrink else 1.0
+        )
+        found = decisions.answer(
+            trials, first_score, lengthened=trial_steps / self._sizes.trial, growth=growth
+        )
         num_bad, asked = self._trainee.num_bad(), self._trainee.asked
         left_out = f"; {num_bad} batches whose loss is not finite were left out" if num_bad else ""
         shown = next(lr for lr in asked if lr)
@@ -169,25 +161,27 @@ class Search:
         """Raise the learning rate until the loss turns: factors and losses, and the factor of the lowest."""
         self._trainee.begin_ramp()
         self._progress.begin("ramp", self._sizes.most_ramp_steps)
-        ramp, seen = Ramp(), list[tuple[float, float]]()
+        ramp, seen = decisions.Ramp(), list[tuple[float, float]]()
         while not ramp.is_over:
             step = ramp.num_steps
-            factor, loss = ramp_factor(step, self._sizes.ramp), self._trainee.score(self._probe[:1])
+            factor, loss = decisions.ramp_factor(step, self._sizes.ramp), self._trainee.score(self._probe[:1])
             seen.append((factor, loss if math.isfinite(loss) else math.inf))
-            ramp = next_ramp(ramp, loss, self._sizes)
+            ramp = decisions.next_ramp(ramp, loss, self._sizes)
             if ramp.low_step == step:
                 self._trainee.keep_weights()
             if not ramp.is_over:
                 self._trainee.ramp_step(factor, next(self._batches))
             self._progress.step()
-        return seen, ramp_factor(ramp.low_step, self._sizes.ramp)
+        return seen, decisions.ramp_factor(ramp.low_step, self._sizes.ramp)
 
-    def _trials(self, lead: float, num_steps: int) -> list[Trial]:
-        factors = trial_factors(lead, self._num_at_once * self._sizes.num_turns)
+    def _trials(self, lead: float, num_steps: int) -> list[decisions.Trial]:
+        factors = decisions.trial_factors(lead, self._num_at_once * self._sizes.num_turns)
         turns = ([self._next_whole() for _ in range(num_steps)] for _ in range(self._sizes.num_turns))
         self._progress.begin("trials", len(factors) * num_steps)
         scores = self._trainee.try_out(factors, turns, self._probe, self._progress.step)
-        return [Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)]
+        return [
+            decisions.Trial(f, s if math.isfinite(s) else None) for f, s in zip(factors, scores, strict=True)
+        ]
 
     def _next_whole(self) -> Any:
         """Take the next batch that can be split: the last one of an epoch may be too small."""
@@ -219,15 +213,13 @@ def require_length(total_steps: int) -> None:
     require_count(
         "total_steps",
         total_steps,
-        at_least=LEAST_STEPS,
+        at_least=decisions.LEAST_STEPS,
         remedy="a shorter run cannot afford a search. Count optimizer steps, which are epochs times "
         "len(loader)",
     )
     if total_steps > _MOST_STEPS:
-        raise ValueError(
-            f"total_steps must be at most {_MOST_STEPS}, got {total_steps}: count optimizer steps, not "
-            "examples or tokens"
-        )
+        remedy = "count optimizer steps, not examples or tokens"
+        raise bad_argument("total_steps", f"must be at most {_MOST_STEPS}", str(total_steps), remedy)
 
 
 def require_guess(name: str, asked: Sequence[float]) -> None:
@@ -235,4 +227,4 @@ def require_guess(name: str, asked: Sequence[float]) -> None:
     for value in asked:
         require_number(name, value, at_least=0)
     if not any(asked):
-        raise ValueError(f"{name} must be above 0, got 0 in all: give any guess")
+        raise bad_argument(name, "must be above 0", "0 in all", "give any guess")

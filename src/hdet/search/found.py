@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdet.errors import HdetError, warn
+from hdet.errors import HdetError, bad_argument, warn
 from hdet.records import RoundRecord, SearchRecord
 from hdet.search.decisions import should_search_again
 
@@ -116,10 +116,9 @@ class FoundLR:
 
         optimizer = plain_optimizer(optimizer)
         if len(optimizer.param_groups) != len(self.lr):
-            raise ValueError(
-                f"optimizer must have the {len(self.lr)} parameter groups that the search had, got "
-                f"{len(optimizer.param_groups)}: search with the optimizer that trains"
-            )
+            must = f"must have the {len(self.lr)} parameter groups that the search had"
+            got, remedy = str(len(optimizer.param_groups)), "search with the optimizer that trains"
+            raise bad_argument("optimizer", must, got, remedy)
         for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
             set_rate(group, lr)
             for name in ("initial_lr", "max_lr"):

@@ -33,7 +33,7 @@ def train_rows(
     factors: Sequence[float],
     asked: Sequence[float],
     clip_norm: float | None,
-    told: Callable[[], None],
+    steps_made: Callable[[], None],
 ) -> tuple[ModelRows, list[bool]]:
     """Train all trials from the weights of the model. Returns their weights, and which losses were finite.
 
@@ -48,7 +48,7 @@ def train_rows(
         factors: of the trials, on the user's learning rates.
         asked: those learning rates, one for each parameter group.
         clip_norm: of each trial's gradient.
-        told: is called after each step.
+        steps_made: is called after each step.
     """
     _require_plain(model, optimizer)
     step_rows, generators = RowOptimizer(optimizer), generator_states()
@@ -74,7 +74,7 @@ def train_rows(
             lrs = [{"lr": [factor * lr for factor in now]} for lr in asked]
             step_rows.step(rows.matrices, gradients, lrs.__getitem__)
             seen.append(losses)
-            told()
+            steps_made()
     return rows, torch.stack(seen).isfinite().all(dim=0).tolist()
 
 

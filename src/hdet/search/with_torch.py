@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.optim import Adagrad, Optimizer
 
 from hdet.checks import require_flag, require_kind, require_number
+from hdet.errors import bad_argument
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, generator_states, restore_generators
 from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
@@ -211,9 +212,9 @@ class _TorchTrainee:
         factors: Sequence[float],
         turns: Iterable[list[Any]],
         probe: list[Any],
-        told: Callable[[int], None],
+        steps_made: Callable[[int], None],
     ) -> Sequence[float]:
-        self._told = told
+        self._steps_made = steps_made
         num_here, gains = self._num_parts, list[float]()
         self._averager = None  # the ramp is over: give its bucket back
         self.saved.begin_at(self._weights)
@@ -252,7 +253,7 @@ class _TorchTrainee:
                 factors,
                 self.asked,
                 self._clip_norm,
-                partial(self._told, self._group.count * len(factors)),
+                partial(self._steps_made, self._group.count * len(factors)),
             )
         except Exception as error:
             _log.debug("trials are made one after the other: %s", error)
@@ -296,7 +297,7 @@ class _TorchTrainee:
         for step, batch in enumerate(batches):
             if step not in left_out and not self._step(factor * trial_shape(step, len(batches)), batch):
                 return step
-            self._told(self._group.count)
+            self._steps_made(self._group.count)
         return None
 
     @torch.no_grad()
@@ -319,14 +320,11 @@ class _TorchTrainee:
         with torch.enable_grad():
             loss = self._loss_of(batch)
             if not loss.requires_grad:
-                is_frozen = not any(p.requires_grad for p in self.saved.parameters)
-                raise ValueError(
-                    "loss must return a tensor that gradients flow through, got one without: "
-                    + (
-                        "no parameter of the optimizer has requires_grad=True"
-                        if is_frozen
-                        else "return it before backward(), and do not use no_grad() or detach()"
-                    )
+                remedy = "return it before backward(), and do not use no_grad() or detach()"
+                if not any(p.requires_grad for p in self.saved.parameters):
+                    remedy = "no parameter of the optimizer has requires_grad=True"
+                raise bad_argument(
+                    "loss", "must return a tensor that gradients flow through", "one without", remedy
                 )
             loss.backward()
         value = loss.item()

@@ -9,18 +9,7 @@ from typing import Any
 from hdet.checks import SAME_SETTINGS, check_keys, check_numbers
 from hdet.errors import IdenticalLossWarning, bad_argument
 from hdet.explore import Tunable
-from hdet.method.controller import (
-    Controller,
-    ControllerState,
-    auto_temperature,
-    floor_matching,
-    joint_signals,
-    log_update,
-    num_controlled_rounds,
-    paper_update,
-    softmax_weights,
-    weighted_deviation,
-)
+from hdet.method import controller as rules
 from hdet.records import RoundRecord
 from hdet.round_record import ComparingRecord
 from hdet.steering.port import Steering, Surroundings
@@ -30,46 +19,48 @@ class ComparingSteering(Steering):
     """A :class:`hdet.Controller` at work: it compares the replicas at every sync."""
 
     name = "comparing"
-    kind = Controller
+    kind = rules.Controller
     compares = True
-    settings: Controller
+    settings: rules.Controller
 
-    def __init__(self, settings: Controller, around: Surroundings) -> None:
+    def __init__(self, settings: rules.Controller, around: Surroundings) -> None:
         super().__init__(settings, around)
         self._tunables = [tunable for tunable in self.values.tunables if not tunable.steered_by]
-        self._num_rounds = 0
-        if around.total_steps is not None:
-            self._num_rounds = num_controlled_rounds(settings.start, around.sync_every, around.total_steps)
-        self._require_work(around.total_steps)
+        self._constants = {"momentum": settings.momentum, "step_size": settings.step_size}
+        self._num_rounds, total_steps = 0, around.total_steps
+        if total_steps is not None:
+            self._num_rounds = rules.num_controlled_rounds(settings.start, around.sync_every, total_steps)
+        self._require_work(total_steps)
         self._forget()
 
     def _forget(self) -> None:
-        self._states: dict[str, ControllerState] = {}
+        self._states: dict[str, rules.ControllerState] = {}
         self._decays: dict[str, float] = {}
 
     def _require_work(self, total_steps: int | None) -> None:
         """Raise if the controller could not do its work here."""
-        told, tunables = self.settings, self._tunables
+        settings, tunables = self.settings, self._tunables
         if total_steps is not None and self._num_rounds < 1:
-            raise ValueError(
-                f"controller start must leave at least one round to train, got start={told.start} "
-                f"with sync_every={self.around.sync_every} and total_steps={total_steps}: "
-                "start earlier, sync more often, or leave the controller off"
+            every, remedy = (
+                self.around.sync_every,
+                "start earlier, sync more often, or leave the controller off",
             )
+            got = f"start={settings.start} with sync_every={every} and total_steps={total_steps}"
+            raise bad_argument("controller start", "must leave at least one round to train", got, remedy)
         missing = [tunable.name for tunable in tunables if tunable.floor is None]
-        if told.decay == "floor" and (total_steps is None or missing):
-            raise ValueError(
-                "decay='floor' needs total_steps and a floor for every hyperparameter, got "
-                f"total_steps={total_steps} and no floor for {missing}: "
-                "pass total_steps and floor=, or a number as decay"
+        if settings.decay == "floor" and (total_steps is None or missing):
+            needs = "needs total_steps and a floor for every hyperparameter"
+            got = f"total_steps={total_steps} and no floor for {missing}"
+            raise bad_argument(
+                "decay='floor'", needs, got, "pass total_steps and floor=, or a number as decay"
             )
         incomparable = [tunable.name for tunable in tunables if tunable.changes_loss]
         if incomparable and self.replicas.probe is None:
-            raise ValueError(
-                f"probe must be given to steer {incomparable}, got None: they change the loss itself, so the "
-                "replicas' training losses cannot be compared. Pass probe=hdet.Probe(batches, loss) with the "
-                "plain loss, or leave the controller off"
+            remedy = (
+                "they change the loss itself, so the replicas' training losses cannot be compared. Pass "
+                "probe=hdet.Probe(batches, loss) with the plain loss, or leave the controller off"
             )
+            raise bad_argument("probe", f"must be given to steer {incomparable}", "None", remedy)
         text = "the controller has nothing to compare {}: only its decay acts"
         if not self.values.explores:
             self.warn("nothing to compare", text.format("at spread 0"))
@@ -81,46 +72,35 @@ class ComparingSteering(Steering):
         """Begin with the bases as the schedule has them."""
         self._forget()
 
-    def sync(self, record: RoundRecord) -> bool:
+    def sync(self, record: RoundRecord) -> None:
         """Turn the replicas' losses into a move of every base."""
         section = ComparingRecord()
         record.controllers[self.name] = section
         if record.step >= self.settings.start and record.step % self.around.sync_every == 0:
-            self._compare(record, section)
+            self._compare(record)
         section.velocity = {name: state.velocity for name, state in self._states.items()}
-        return False
 
-    def _compare(self, record: RoundRecord, section: ComparingRecord) -> None:
-        scores = record.probes or record.losses
-        compared = {
-            r: score for r, score in enumerate(scores) if score is not None and r not in record.excluded
-        }
+    def _compare(self, record: RoundRecord) -> None:
+        section, compared = record.section(ComparingRecord), record.counted(record.probes or record.losses)
         if self.replicas.has_others and self.values.explores:
             self._warn_if_silent(compared)
         replicas, losses = list(compared), list(compared.values())
         weights = [1 / len(replicas)] * len(replicas) if replicas else []
         if self.settings.form == "paper":
             if len(replicas) > 1:
-                temperature = self.settings.temperature
-                section.temperature = (
-                    auto_temperature(losses) if temperature == "auto" else float(temperature)
-                )
-                weights = softmax_weights(losses, section.temperature)
-            self._hold_bases(record, section, replicas, weights)
+                sigma = self.settings.temperature
+                section.temperature = rules.auto_temperature(losses) if sigma == "auto" else float(sigma)
+                weights = rules.softmax_weights(losses, section.temperature)
+            self._hold_bases(record, replicas, weights)
         else:
-            self._correct_bases(record, section, replicas, losses)
+            self._correct_bases(record, replicas, losses)
         section.weights = [0.0] * record.num_replicas
         for r, weight in zip(replicas, weights, strict=True):
             section.weights[r] = weight
 
-    def _hold_bases(
-        self,
-        record: RoundRecord,
-        section: ComparingRecord,
-        replicas: Sequence[int],
-        weights: Sequence[float],
-    ) -> None:
+    def _hold_bases(self, record: RoundRecord, replicas: Sequence[int], weights: Sequence[float]) -> None:
         """Keep a base of the controller's own, as the paper does (eqs. 5-8)."""
+        section = record.section(ComparingRecord)
         for tunable in self._tunables:
             name = tunable.name
             state = self._states.get(name)
@@ -128,46 +108,38 @@ class ComparingSteering(Steering):
                 start = tunable.planned
                 if start <= 0:
                     continue  # a schedule that begins at zero: not yet
-                state = ControllerState(start)
+                state = rules.ControllerState(start)
                 self._decays[name] = self._decay(tunable)
             values = [state.base * record.multipliers[name][r] for r in replicas]
-            signal = weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
-            moved = paper_update(
-                state,
-                signal,
-                momentum=self.settings.momentum,
-                step_size=self.settings.step_size,
-                decay=self._decays[name],
-            )
+            signal = rules.weighted_deviation(weights, values) if len(replicas) > 1 else 0.0
+            moved = rules.paper_update(state, signal, decay=self._decays[name], **self._constants)
             if moved.velocity == 0 and (signal or state.velocity):
                 section.limited[name] = "the base must stay above zero, so it was halved"
             held = tunable.hold(tunable.inner(moved.base))
-            self._states[name] = ControllerState(tunable.inner(held), moved.velocity)
+            self._states[name] = rules.ControllerState(tunable.inner(held), moved.velocity)
             section.signal[name] = signal
 
-    def _correct_bases(
-        self, record: RoundRecord, section: ComparingRecord, replicas: Sequence[int], losses: Sequence[float]
-    ) -> None:
+    def _correct_bases(self, record: RoundRecord, replicas: Sequence[int], losses: Sequence[float]) -> None:
         """Multiply the schedule by a correction, which is our form."""
+        section = record.section(ComparingRecord)
         # A tunable without width this round has no effect to estimate, and takes no part of the others'.
         wide = [tunable for tunable in self._tunables if tunable.spread * tunable.share > 0]
         columns = [[record.positions[tunable.name][r] for r in replicas] for tunable in wide]
-        signals = joint_signals(columns, losses) if len(replicas) > 1 else [0.0] * len(wide)
+        signals = rules.joint_signals(columns, losses) if len(replicas) > 1 else [0.0] * len(wide)
         limit = math.log(self.settings.max_correction)
         for tunable, signal in zip(wide, signals, strict=True):
             name = tunable.name
-            state = log_update(
-                self._states.get(name, ControllerState(0.0)),
+            state = rules.log_update(
+                self._states.get(name, rules.ControllerState(0.0)),
                 signal,
-                momentum=self.settings.momentum,
-                step_size=self.settings.step_size,
                 half_width=tunable.half_width,
                 max_log_correction=limit,
+                **self._constants,
             )
             factor = math.exp(state.base)
             allowed = tunable.set_factor(self.name, factor)
             if allowed != factor:
-                state = ControllerState(math.log(allowed), state.velocity)
+                state = rules.ControllerState(math.log(allowed), state.velocity)
                 section.limited[name] = "its bounds"
             elif abs(state.base) >= limit:
                 section.limited[name] = f"max_correction={self.settings.max_correction:g}"
@@ -178,7 +150,7 @@ class ComparingSteering(Steering):
 
     def went_back(self) -> None:
         """Stop: what was seen is of weights that are gone."""
-        self._states = {name: ControllerState(state.base) for name, state in self._states.items()}
+        self._states = {name: rules.ControllerState(state.base) for name, state in self._states.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Save what it remembers of each hyperparameter: base, velocity and decay."""
@@ -189,9 +161,8 @@ class ComparingSteering(Steering):
         """See :class:`Steering`."""
         check_keys(name, state, ("form", "moved"))
         if state["form"] != self.settings.form:
-            raise bad_argument(
-                f"{name} form", f"must be {self.settings.form!r}", repr(state["form"]), SAME_SETTINGS
-            )
+            must = f"must be {self.settings.form!r}"
+            raise bad_argument(f"{name} form", must, repr(state["form"]), SAME_SETTINGS)
         check_keys(f"{name} moved", state["moved"], ())
         for hyperparameter, numbers in state["moved"].items():
             check_numbers(f"{name} {hyperparameter}", numbers, 3)
@@ -200,7 +171,7 @@ class ComparingSteering(Steering):
         """Load a checkpoint."""
         self._forget()
         for name, (base, velocity, decay) in state["moved"].items():
-            self._states[name] = ControllerState(base, velocity)
+            self._states[name] = rules.ControllerState(base, velocity)
             self._decays[name] = decay
 
     def _tell_of_limit(self, tunable: Tunable, limit: str) -> None:
@@ -214,7 +185,7 @@ class ComparingSteering(Steering):
         if self.settings.decay != "floor":
             return self.settings.decay
         assert tunable.floor is not None, "checked when the ensemble was built"
-        return floor_matching(tunable.planned, tunable.floor, self._num_rounds)
+        return rules.floor_matching(tunable.planned, tunable.floor, self._num_rounds)
 
     def _warn_if_silent(self, compared: dict[int, float]) -> None:
         if not compared:

@@ -69,17 +69,11 @@ class GuardSteering(Steering):
             self._initial = None
             self._initial = self._save_point()
         self._initial_is_checked = True
-        losses = [
-            loss for r, loss in enumerate(record.losses) if loss is not None and r not in record.excluded
-        ]
+        losses = record.counted(record.losses).values()
         if not record.ends_round:
             return False
         if not losses:
-            self.warn(
-                "no loss",
-                "no loss was given to step(), so the guard cannot see whether the run collapses: call "
-                "step(loss), or observe(loss) for each micro-batch",
-            )
+            self.warn_of_no_loss("the guard cannot see whether the run collapses")
             return False
         self._memory = watch(
             self._memory,

@@ -1,4 +1,4 @@
-"""Needs: what each controller cannot work without, and which of them do not go together. One table."""
+"""Needs: which controllers there are, what each cannot work without, and which do not go together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ from hdet.method.guard import Guard
 from hdet.method.merges import MeanMerge, Merge
 from hdet.method.thermostat import LEAST_STEPS, NUM_ROUNDS, Thermostat
 from hdet.method.weight_decay import HeldOutWeightDecay
+from hdet.steering.comparing import ComparingSteering
+from hdet.steering.guard import GuardSteering
+from hdet.steering.port import Steering
+from hdet.steering.thermostat import ThermostatSteering
+from hdet.steering.weight_decay import WeightDecaySteering
 
 AnyController = Controller | Guard | Thermostat | HeldOutWeightDecay
 """Settings of a controller, as users give them."""
+STEERINGS: Sequence[type[Steering]] = (
+    GuardSteering,
+    ComparingSteering,
+    WeightDecaySteering,
+    ThermostatSteering,
+)
+"""They are at work in this order: where the guard goes back, the others are told."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hdet.checks import check_keys
-from hdet.errors import WarnOnce
+from hdet.errors import WarnOnce, bad_argument
 from hdet.explore import ExploredValues, Hyperparameter, Tunable
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas
@@ -76,9 +76,8 @@ class Steering:
     def step_made(self, num_steps: int, record: RoundRecord | None) -> None:
         """Called after every optimizer step, with the record where it was a sync. Collective."""
 
-    def sync(self, record: RoundRecord) -> bool:
-        """Decide at a sync, after replicas were measured and averaged. Tell if earlier weights came back."""
-        return False
+    def sync(self, record: RoundRecord) -> bool | None:
+        """Decide at a sync, after replicas were measured and averaged. True if earlier weights came back."""
 
     def went_back(self) -> None:
         """Take note that another controller has put earlier weights back at this sync."""
@@ -95,6 +94,14 @@ class Steering:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. It is called after :meth:`begin`."""
+
+    def warn_of_no_loss(self, consequence: str) -> None:
+        """Tell that no loss has come, and what follows."""
+        self.warn(
+            f"no loss for {self.name}",
+            f"no loss was given to step(), so {consequence}",
+            remedy="call step(loss), or observe(loss) for each micro-batch",
+        )
 
     def move(self, tunables: Sequence[Tunable], factor: float) -> None:
         """Multiply the base of these by a factor of its own."""
@@ -146,10 +153,9 @@ class Controllers:
         check_keys("state_dict controllers", state, ())
         here = {one.name: one for one in self.each}
         if unknown := sorted(set(state) - set(here)):
-            raise ValueError(
-                f"state_dict must be of a run with the controllers {sorted(here)}, got one that has "
-                f"{unknown}, too: build the ensemble with the controllers that it was saved with"
-            )
+            must = f"must be of a run with the controllers {sorted(here)}"
+            remedy = "build the ensemble with the controllers that it was saved with"
+            raise bad_argument("state_dict", must, f"one that has {unknown}, too", remedy)
         for name, part in state.items():
             here[name].check_state(f"state_dict {name}", part)
 

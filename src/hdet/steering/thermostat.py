@@ -12,19 +12,7 @@ from torch import Tensor
 
 from hdet.checks import check_counts, check_keys, check_numbers
 from hdet.errors import NoEffectWarning
-from hdet.method.thermostat import (
-    FIRST,
-    GUESS,
-    LAST,
-    LEAST_STEPS,
-    NUM_ROUNDS,
-    Round,
-    Thermostat,
-    ThermostatState,
-    has_jumped,
-    round_ends,
-    steered,
-)
+from hdet.method import thermostat as rule
 from hdet.records import RoundRecord
 from hdet.replicas.losses import LossMeter, LossSum
 from hdet.replicas.optimizers import peak_rate
@@ -38,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _STATE = ("is_on", "num_rounds", "num_recorded", "rounds", "factors", "losses", "lrs", "priors")
 """A state holds at least these."""
-_WIDTH = len(Round._fields) + 3
+_WIDTH = len(rule.Round._fields) + 3
 """Numbers that are saved of a round: what was seen, what averaging and time gained, and the factor."""
 
 
@@ -51,15 +39,15 @@ class ThermostatSteering(Steering):
     """
 
     name = "thermostat"
-    kind = Thermostat
-    settings: Thermostat
+    kind = rule.Thermostat
+    settings: rule.Thermostat
     watches_steps = True
 
-    def __init__(self, settings: Thermostat, around: Surroundings) -> None:
-        super().__init__(replace(settings, priors=settings.priors or GUESS), around)
+    def __init__(self, settings: rule.Thermostat, around: Surroundings) -> None:
+        super().__init__(replace(settings, priors=settings.priors or rule.GUESS), around)
         total_steps = around.total_steps
         assert total_steps is not None, "needed, and checked"
-        self._ends = round_ends(total_steps)[: LAST + 1]
+        self._ends = rule.round_ends(total_steps)[: rule.LAST + 1]
         self._slot, self._peak = max(
             (
                 (slot, peak_rate(self.values.optimizer.param_groups[slot.group_index]))
@@ -68,12 +56,13 @@ class ThermostatSteering(Steering):
             ),
             key=lambda pair: pair[1],
         )
-        self._is_long = total_steps >= LEAST_STEPS * NUM_ROUNDS
+        self._is_long = total_steps >= rule.LEAST_STEPS * rule.NUM_ROUNDS
         if not self._is_long:
             self.warn(
                 "too short for a thermostat",
                 f"the thermostat does nothing, because total_steps={total_steps} leaves rounds of fewer than "
-                f"{LEAST_STEPS} steps: train for {LEAST_STEPS * NUM_ROUNDS} steps or more, or leave it out",
+                f"{rule.LEAST_STEPS} steps: train for {rule.LEAST_STEPS * rule.NUM_ROUNDS} steps or more, or "
+                "leave it out",
                 NoEffectWarning,
             )
         self._meter = LossMeter()
@@ -88,7 +77,7 @@ class ThermostatSteering(Steering):
 
     def begin(self, num_steps: int) -> None:
         """Begin a run. What others have trained before is not known, so that it does nothing then."""
-        self._state = ThermostatState()
+        self._state = rule.ThermostatState()
         self._judged: list[tuple[float, float, float]] = []  # of each round, what averaging and time gained
         self._num_recorded = 0
         self._begin_mean(is_on=self._is_long and num_steps == 0)
@@ -141,13 +130,9 @@ class ThermostatSteering(Steering):
         rows = self.replicas.gathered([end, averaged, total, num_losses])
         end, averaged, total, num_losses = (sum(column) / len(rows) for column in zip(*rows, strict=True))
         if not num_losses:
-            self.warn(
-                "no loss for the thermostat",
-                "no loss was given to step(), so the thermostat cannot move the learning rate: call "
-                "step(loss), or observe(loss) for each micro-batch",
-            )
+            self.warn_of_no_loss("the thermostat cannot move the learning rate")
         factor = math.exp(self._state.log_factor)
-        seen = Round(
+        seen = rule.Round(
             step=num_steps,
             middle=num_steps - (mean.num_taken - 1) / 2,
             # A warm-up is linear, so that the mean of its ends is that of the round.
@@ -156,15 +141,15 @@ class ThermostatSteering(Steering):
             mean=averaged,
             train=total / num_losses if num_losses else math.nan,
         )
-        self._state = steered(self._state, seen, self.settings)
+        self._state = rule.steered(self._state, seen, self.settings)
         reading, new = self._state.reading, math.exp(self._state.log_factor)
         self._judged.append((reading.gain, reading.progress, new))
         self._begin_round()
-        if len(self._state.rounds) == LAST:
+        if len(self._state.rounds) == rule.LAST:
             self._mean = None
         if new != factor:
             self.move(self.values.learning_rates, new)
-        if self.replicas.is_writer and len(self._state.rounds) >= FIRST:
+        if self.replicas.is_writer and len(self._state.rounds) >= rule.FIRST:
             _log.info(
                 "step %d: averaging gains %.3g ± %.2g, an e-fold of steps %.3g ± %.2g; learning rate x%.3g",
                 num_steps,
@@ -184,11 +169,10 @@ class ThermostatSteering(Steering):
         self._losses = self._losses.plus(self._meter.take())
         return self._losses
 
-    def sync(self, record: RoundRecord) -> bool:
+    def sync(self, record: RoundRecord) -> None:
         """Begin the mean again where a replica was spoilt: it may have taken bad weights."""
         if record.excluded and self._mean is not None:
             self._mean.forget()
-        return False
 
     def went_back(self) -> None:
         """Keep the factor, and leave the rest of the run to the guard."""
@@ -199,14 +183,16 @@ class ThermostatSteering(Steering):
         """Tell where the learning rate went, and why."""
         count = len(self._state.rounds)
         gain, progress, _ = self._judged[-1] if self._judged else (math.nan, math.nan, 1.0)
-        why = "off" if self._mean is None and count < LAST else "no round judged yet"
+        why = "off" if self._mean is None and count < rule.LAST else "no round judged yet"
         if not math.isnan(gain):
             right = self.settings.target * max(0.0, progress)
             why = f"averaging a round's weights gained {gain:.3g} where {right:.3g} is right"
             rounds = self._state.rounds
-            num_jumps = sum(has_jumped(rounds[:k]) for k in range(FIRST, count + 1))
+            num_jumps = sum(rule.has_jumped(rounds[:k]) for k in range(rule.FIRST, count + 1))
             why += f", the training loss jumped in {num_jumps}" if num_jumps else ""
-        return [f"thermostat: x{math.exp(self._state.log_factor):.3g} after {count} of {LAST} rounds, {why}"]
+        return [
+            f"thermostat: x{math.exp(self._state.log_factor):.3g} after {count} of {rule.LAST} rounds, {why}"
+        ]
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
@@ -222,7 +208,7 @@ class ThermostatSteering(Steering):
         """Save what it knows. A replica that is sharded averages anew from here to the end of the round."""
         state = self._state
         mean = None if self._mean is None or self.replicas.is_sharded else self._mean.state_dict()
-        rounds = torch.zeros(LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
+        rounds = torch.zeros(rule.LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
         for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
             row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
         return {
@@ -242,7 +228,7 @@ class ThermostatSteering(Steering):
         """See :class:`Steering`."""
         check_keys(name, state, _STATE)
         check_counts(name, state, ("is_on", "num_rounds", "num_recorded"))
-        check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(LAST, _WIDTH)])
+        check_tensors(f"{name} rounds", [state["rounds"]], [torch.empty(rule.LAST, _WIDTH)])
         check_numbers(f"{name} factors", state["factors"], 2)
         check_numbers(f"{name} losses", state["losses"], len(LossSum._fields))
         check_numbers(f"{name} lrs", state["lrs"], 2, is_finite=False)
@@ -256,12 +242,12 @@ class ThermostatSteering(Steering):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. In a run of another length nothing moves any more."""
         rows = state["rounds"][: state["num_rounds"]].tolist()
-        rounds = tuple(Round(int(step), *rest[:5]) for step, *rest in rows)
+        rounds = tuple(rule.Round(int(step), *rest[:5]) for step, *rest in rows)
         late = (rounds[-1].step if rounds else 0) - self._ends[len(rounds)]
-        fits = len(rounds) < LAST and 0 <= late < (self.around.sync_every if self.replicas.differ else 1)
+        fits = len(rounds) < rule.LAST and 0 <= late < (self.around.sync_every if self.replicas.differ else 1)
         self._begin_mean(is_on=bool(state["is_on"]) and fits and self._is_long)
         log_factor, highest = state["factors"]
-        self._state = ThermostatState(log_factor, highest, rounds)
+        self._state = rule.ThermostatState(log_factor, highest, rounds)
         self._judged = [(gain, progress, factor) for *_, gain, progress, factor in rows]
         self._num_recorded = state["num_recorded"]
         self._losses = LossSum(*state["losses"])

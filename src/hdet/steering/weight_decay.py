@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,21 +13,8 @@ from torch.optim import Optimizer
 
 from hdet.checks import check_keys, check_numbers
 from hdet.errors import NoEffectWarning
-from hdet.explore import Tunable
-from hdet.explore.hyperparameters import SteeredWeightDecay
-from hdet.method.weight_decay import (
-    FEW_EXAMPLES,
-    SCALES,
-    START,
-    DecayState,
-    HeldOutWeightDecay,
-    Look,
-    joined_look,
-    least_strength,
-    look_of,
-    may_look,
-    moved,
-)
+from hdet.explore import Tunable, WeightDecay
+from hdet.method import weight_decay as rule
 from hdet.records import RoundRecord
 from hdet.replicas.optimizers import decay_per_step, peak_rate
 from hdet.replicas.probe import require_scorable
@@ -47,15 +35,25 @@ def decay_strength(tunable: Tunable, optimizer: Optimizer, total_steps: int) -> 
     return total / max(1, count) * total_steps
 
 
+@dataclass(frozen=True, eq=False)
+class _SharedWeightDecay(WeightDecay):
+    """Has what is moved: one weight decay for all replicas and groups."""
+
+    spread: float = 0.0
+    per_group: bool = False
+    title = rule.HeldOutWeightDecay.__name__
+    steered_by = "weight_decay"
+
+
 class WeightDecaySteering(Steering):
     """An :class:`hdet.HeldOutWeightDecay` at work: it looks at the probe now and then."""
 
-    name = "weight_decay"
-    kind = HeldOutWeightDecay
-    explores = (SteeredWeightDecay(),)
-    settings: HeldOutWeightDecay
+    name = _SharedWeightDecay.steered_by
+    kind = rule.HeldOutWeightDecay
+    explores = (_SharedWeightDecay(),)
+    settings: rule.HeldOutWeightDecay
 
-    def __init__(self, settings: HeldOutWeightDecay, around: Surroundings) -> None:
+    def __init__(self, settings: rule.HeldOutWeightDecay, around: Surroundings) -> None:
         super().__init__(settings, around)
         probe, total_steps = self.replicas.probe, around.total_steps
         assert probe is not None and total_steps is not None, "needed, and checked"
@@ -66,11 +64,11 @@ class WeightDecaySteering(Steering):
             self._planned = decay_strength(self._tunable, self.values.optimizer, total_steps)
             self._decayed(self._tunable)
             self._warn_of_few_looks(total_steps, around.sync_every)
-            if probe.num_examples < FEW_EXAMPLES:
+            if probe.num_examples < rule.FEW_EXAMPLES:
                 self.warn(
                     "few examples",
-                    f"the probe has {probe.num_examples} examples, and with fewer than {FEW_EXAMPLES} what "
-                    "it says is mostly chance",
+                    f"the probe has {probe.num_examples} examples, and with fewer than {rule.FEW_EXAMPLES} "
+                    "what it says is mostly chance",
                     argument="probe",
                     remedy="give more held-out data",
                 )
@@ -96,28 +94,24 @@ class WeightDecaySteering(Steering):
     def begin(self, num_steps: int) -> None:
         """Begin with the weight decay that the optimizer has now, or with a good one."""
         self._before = num_steps
-        self._start = START if self.settings.start == "auto" and self._planned else self._planned
-        self._state = DecayState(self._start)
+        self._start = rule.START if self.settings.start == "auto" and self._planned else self._planned
+        self._state = rule.DecayState(self._start)
         self._forget_losses()
         if self._tunable is not None and self._start != self._planned and not self._tunable.factors:
             self.move([self._tunable], self._start / self._planned)
 
     def went_back(self) -> None:
         """Forget what was seen of weights that are gone."""
-        self._state = DecayState(self._state.strength)
+        self._state = rule.DecayState(self._state.strength)
         self._forget_losses()
 
     def _forget_losses(self) -> None:
         self._loss_total = 0.0
         self._num_losses = 0.0
 
-    def sync(self, record: RoundRecord) -> bool:
+    def sync(self, record: RoundRecord) -> None:
         """Look at the probe if it is time."""
-        self._see(record)
-        return False
-
-    def _see(self, record: RoundRecord) -> None:
-        seen = [loss for r, loss in enumerate(record.losses) if loss is not None and r not in record.excluded]
+        seen = record.counted(record.losses).values()
         self._loss_total += math.fsum(seen)
         self._num_losses += len(seen)
         share_done, before = record.step / self._total_steps, self._before / self._total_steps
@@ -129,14 +123,10 @@ class WeightDecaySteering(Steering):
         if self._tunable is None:
             return
         if math.isnan(training_loss):
-            self.warn(
-                "no loss for the weight decay",
-                "no loss was given to step(), so the weight decay cannot be moved: call step(loss), or "
-                "observe(loss) for each micro-batch",
-            )
+            self.warn_of_no_loss("the weight decay cannot be moved")
             return
         decayed = self._decayed(self._tunable)
-        if not decayed or not may_look(share_done):
+        if not decayed or not rule.may_look(share_done):
             return
         look = self._look(decayed)
         if not all(map(math.isfinite, look)):
@@ -147,12 +137,12 @@ class WeightDecaySteering(Steering):
             )
             return
         old = self._state.strength
-        self._state = moved(
+        self._state = rule.moved(
             self._state,
             look,
             training_loss=training_loss,
             share_done=share_done,
-            least=least_strength(self._start),
+            least=rule.least_strength(self._start),
         )
         if self._state.strength != old:
             self.move([self._tunable], self._state.strength / self._planned)
@@ -187,9 +177,9 @@ class WeightDecaySteering(Steering):
             )
         return decayed
 
-    def _look(self, decayed: Sequence[Tensor]) -> Look:
-        low, high = self.replicas.losses_at(decayed, SCALES)
-        return joined_look([Look(*row) for row in self.replicas.gathered(look_of(low, high))])
+    def _look(self, decayed: Sequence[Tensor]) -> rule.Look:
+        low, high = self.replicas.losses_at(decayed, rule.SCALES)
+        return rule.joined_look([rule.Look(*row) for row in self.replicas.gathered(rule.look_of(low, high))])
 
     @property
     def notes(self) -> list[str]:
@@ -208,12 +198,12 @@ class WeightDecaySteering(Steering):
     def check_state(self, name: str, state: Any) -> None:
         """See :class:`Steering`."""
         check_keys(name, state, ("seen", "strengths"))
-        check_numbers(f"{name} seen", state["seen"], len(DecayState._fields) + 3)
+        check_numbers(f"{name} seen", state["seen"], len(rule.DecayState._fields) + 3)
         check_numbers(f"{name} strengths", state["strengths"], 2)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint. The factor is loaded with the weight decay."""
         *known, self._loss_total, self._num_losses, before = state["seen"]
-        self._state = DecayState(*known)
+        self._state = rule.DecayState(*known)
         self._before = int(before)
         self._planned, self._start = state["strengths"]

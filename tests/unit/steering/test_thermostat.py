@@ -128,7 +128,7 @@ def test_the_prior_is_that_of_the_answer_and_stays_after_a_resume():
 
 
 def test_the_guard_divides_what_the_thermostat_has_come_to(monkeypatch, caplog):
-    monkeypatch.setattr("hdet.steering.thermostat.steered", always(0.1))
+    monkeypatch.setattr("hdet.method.thermostat.steered", always(0.1))
     auto = auto_of()
     train(auto, 75, loss=lambda step: 4.0 - 0.04 * step)
     assert auto.found_lr["lr"] == pytest.approx(0.01 * math.exp(0.7))

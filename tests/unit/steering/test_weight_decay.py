@@ -120,7 +120,7 @@ def test_controllers_side_by_side_are_of_different_kinds():
     with pytest.raises(ValueError, match="controllers must name each kind once"):
         hdet.Ensemble(optimizer, total_steps=10, controllers=[hdet.Guard(), hdet.Guard()])
     with pytest.raises(
-        TypeError, match=r"controllers must hold controllers \(hdet\.Controller\(\), hdet\.Guard"
+        TypeError, match=r"hold controllers, got 'guard' .*: write \[hdet\.Controller\(\), hdet"
     ):
         hdet.Ensemble(optimizer, total_steps=10, controllers=["guard"])  # pyright: ignore[reportArgumentType]
 
