@@ -177,12 +177,14 @@ def posterior_mean(priors: Sequence[tuple[float, float, float]], measured: float
 def rise_of(rounds: Sequence[Round]) -> tuple[float, float]:
     """Tell how far the last training loss is above the lowest: over that, and over the fall till then.
 
+    Below zero the lowest loss is no measure, and both are over the fall.
+
     >>> rise_of([Round(k, k, 1.0, 0.0, 0.0, train) for k, train in enumerate((5.0, 1.0, 2.5))])
     (1.5, 0.375)
     """
     lowest = min(r.train for r in rounds[:-1])
     rise, fall = rounds[-1].train - lowest, rounds[0].train - lowest
-    return rise / max(abs(lowest), _TINY), rise / max(fall, _TINY)
+    return rise / max(lowest if lowest >= 0 else fall, _TINY), rise / max(fall, _TINY)
 
 
 def has_jumped(rounds: Sequence[Round]) -> bool:
@@ -218,7 +220,8 @@ def steered(state: ThermostatState, seen: Round, settings: Thermostat) -> Thermo
     training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
     it has fallen it does not rise again, nor does it where the model knows the probe by heart. Nothing moves
     before ``FIRST`` and after ``LAST``, where time gains next to nothing any more, and where the loss has
-    nearly vanished and averaging would halve the rest.
+    nearly vanished and averaging would halve the rest. A loss below zero has not vanished. One with a constant
+    never does, and jumps less in proportion.
     """
     rounds = (*state.rounds, seen)
     state = state._replace(rounds=rounds, reading=Reading())
@@ -236,7 +239,7 @@ def steered(state: ThermostatState, seen: Round, settings: Thermostat) -> Thermo
     gain, progress = max(read.gain, read.gain_error), max(read.progress, read.progress_error)
     if max(read.gain, read.progress) <= 0 or min(gain, progress) <= 0:
         return state
-    if seen.mean < _VANISHED * rounds[0].mean and gain > seen.mean / 2:
+    if 0 <= seen.mean < _VANISHED * rounds[0].mean and gain > seen.mean / 2:
         return state
     noise = math.hypot(read.gain_error / gain, read.progress_error / progress)
     measured = state.log_factor - _GAIN * math.log(gain / progress / settings.target)

@@ -167,6 +167,9 @@ def moved(
     the training loss. Where larger ones would, that alone says little: weights of a good size lose by
     shrinking, too. Decay is taken away only where the model does not overfit.
 
+    The gap takes zero for the best loss that there is. A constant in the loss makes it smaller, and below zero
+    nobody can tell it: there nothing moves.
+
     Args:
         state: before the look.
         look: at the probe.
@@ -185,7 +188,7 @@ def moved(
     """
     seen = (look.loss - training_loss) / abs(look.loss) if look.loss else 0.0
     gap = (state.gap + seen) / 2 if state.num_looks else seen
-    agree = state.num_looks > 0 and look.slope * state.slope > 0
+    agree = state.num_looks > 0 and look.slope * state.slope > 0 and min(look.loss, training_loss) >= 0
     sure = confidence(look.slope, look.variance) * confidence(state.slope, state.variance) if agree else 0.0
     strength = state.strength
     if look.slope < 0:

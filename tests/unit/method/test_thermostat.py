@@ -14,19 +14,23 @@ from hdet.method.thermostat import (
     Round,
     Thermostat,
     ThermostatState,
+    has_jumped,
     posterior_mean,
     reading_of,
+    rise_of,
     steered,
 )
 
 TOLD = Thermostat()
 
 
-def a_round(k: int, *, noise: float, progress: float = 1.0, train: float | None = None) -> Round:
+def a_round(
+    k: int, *, noise: float, progress: float = 1.0, train: float | None = None, level: float = 5
+) -> Round:
     """Make a round of a run that falls with ln t, with noise in proportion to the learning rate."""
     step, middle, shape = 10 * k, 10 * k - 4.5, k / 16
-    mean = 5 - progress * math.log(middle)
-    end = 5 - progress * math.log(step) + noise * shape
+    mean = level - progress * math.log(middle)
+    end = level - progress * math.log(step) + noise * shape
     return Round(step, middle, shape, end, mean, mean if train is None else train)
 
 
@@ -58,6 +62,20 @@ def test_it_moves_down_where_averaging_gains_much_and_up_where_it_gains_little()
     assert down[5] == -MOST_PER_ROUND and up[5] == MOST_PER_ROUND
     assert down[-1] == down[LAST - 1] and min(down) >= -MOST
     assert max(map(abs, right)) < 0.01
+
+
+@pytest.mark.parametrize("noise", [9.0, 0.3, 0.01])
+def test_it_moves_below_zero_as_it_does_above(noise):
+    assert run(noise=noise, level=-50.0) == pytest.approx(run(noise=noise, level=50.0), abs=1e-9)
+    assert run(noise=noise, level=-50.0)[5] != 0.0
+
+
+@pytest.mark.parametrize("level", [-3.0, -50.0])
+def test_below_zero_a_jump_is_measured_by_the_fall(level):
+    """It has fallen by 2, and rises by 0.4 and by 0.6."""
+    seen = [Round(k, k, 1.0, loss, loss, loss) for k, loss in enumerate((level, level - 2, level - 1.6))]
+    assert not has_jumped(seen) and rise_of(seen) == pytest.approx((0.2, 0.2))
+    assert has_jumped([*seen[:2], Round(2, 2, 1.0, level - 1.4, level - 1.4, level - 1.4)])
 
 
 def test_gain_and_progress_that_are_both_negative_move_nothing():

@@ -56,6 +56,13 @@ def test_decay_is_taken_away_only_late_and_where_nothing_overfits():
     assert least_strength(1.0) == 1.0 and least_strength(100.0) == 5.0
 
 
+@pytest.mark.parametrize(("loss", "training_loss"), [(-5.0, -6.0), (1.0, -1.0), (-0.1, 0.1)])
+@pytest.mark.parametrize("slope", [-1.0, 1.0])
+def test_nothing_moves_where_a_loss_is_below_zero(loss, training_loss, slope):
+    look = Look(slope, 1e-9, loss)
+    assert moved(after_one(8.0, look), look, **TOLD | {"training_loss": training_loss}).strength == 8.0
+
+
 def test_the_last_look_and_the_mean_of_gaps_are_kept():
     told = TOLD | {"training_loss": 0.1}
     state = moved(after_one(1.0, Look(-1.0, 0.04, 1.0), gap=0.9), Look(2.0, 0.02, 2.0), **told)

@@ -66,6 +66,18 @@ def test_nothing_that_decays_is_warned_of():
     assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
 
+def test_a_loss_below_zero_moves_nothing_and_is_told():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=1.0)
+    probe = hdet.Probe(torch.randn(200, 3).split(50), lambda model, x: loss_of(model, x) - 100)
+    auto = auto_of(optimizer, model, probe=probe)
+    with pytest.warns(hdet.HdetWarning, match="the loss is below zero at step 20, so nobody can tell"):
+        for _ in range(100):
+            optimizer.step()
+            auto.step(-99.0)
+    assert optimizer.param_groups[0]["weight_decay"] == 1.0
+
+
 @pytest.mark.parametrize(("kind", "repeats"), [("adamw", 1.0), ("sgd", 10.0)])
 def test_a_start_by_learning_rate_and_steps(kind: str, repeats: float):
     model = nn.Linear(3, 1)
