@@ -104,7 +104,7 @@ def test_the_length_of_the_run_is_needed():
 def test_a_small_probe_is_warned_of_and_an_empty_one_refused():
     model, probe = nn.Linear(3, 1), probe_of(50)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with pytest.warns(hdet.HdetWarning, match="the probe has 50 examples: with fewer than 200"):
+    with pytest.warns(hdet.HdetWarning, match="the probe has 50 examples, and with fewer than 200"):
         auto_of(optimizer, model, probe=probe)
     assert probe.num_examples == 50
     with pytest.raises(ValueError, match="batches must hold at least one example, got none"):
