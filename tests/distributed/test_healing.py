@@ -362,3 +362,26 @@ def _two_optimizers(rank):
 def test_a_second_optimizer_that_parts_the_replicas_is_found():
     for message in run_replicas(_two_optimizers, 2):
         assert "give hdet the optimizer of all trained parameters" in message
+
+
+def _nan_in_a_batch_of_rank_zero(rank):
+    told = {"sync_every": SYNC_EVERY, "spread": 0.1}
+    probe = hdet.Probe([batch(9, 0)], lambda model, data: (model(data[0]) - data[1]).square().mean())
+    run = Run(rank, probe=probe, **told)
+    run.train({}, until=12)
+    x, y = batch(rank, 12)
+    x = x * torch.nan if rank == 0 else x
+    loss = (run.model(x) - y).square().mean()
+    run.optimizer.zero_grad()
+    loss.backward()
+    run.optimizer.step()
+    run.ensemble.step(loss)
+    run.train({})
+    return run.answer()
+
+
+def test_a_nan_that_batchnorm_of_rank_zero_saw_does_not_spoil_the_scores_of_all():
+    results = run_replicas(_nan_in_a_batch_of_rank_zero, 2)
+    assert_equal_and_finite(results)
+    assert results[0]["excluded"] == {}
+    assert len(results[0]["losses"]) == LAST // SYNC_EVERY

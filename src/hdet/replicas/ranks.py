@@ -190,6 +190,7 @@ class RankReplicas:
     def score(self) -> list[float]:
         """The loss of this replica on the probe."""
         assert self.probe is not None and self.model is not None
+        self._buffers.put_back()  # a NaN of one batch in rank zero's statistics is in those of all by now
         with evaluating(self.model):
             return [self.probe.mean(without_ddp(self.model)).item()]
 

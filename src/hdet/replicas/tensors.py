@@ -248,7 +248,7 @@ class Buffers:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """After averaging: put back what is not finite, remember the rest.
+        """Put back what is not finite, remember the rest.
 
         DistributedDataParallel copies rank zero's buffers to all ranks at every forward pass, a NaN too.
         """
