@@ -82,6 +82,11 @@ class Steering:
     def went_back(self) -> None:
         """Take note that another controller has put earlier weights back at this sync."""
 
+    @property
+    def is_changed_by_saves(self) -> bool:
+        """Tell whether :meth:`before_save` would now change the last digits of what it has averaged."""
+        return False
+
     def before_save(self) -> None:
         """Gather what each replica holds a part of. Collective."""
 

@@ -196,6 +196,11 @@ class ThermostatSteering(Steering):
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
+    @property
+    def is_changed_by_saves(self) -> bool:
+        """Tell whether replicas that differ are within a round, whose means a save would join."""
+        return self._mean is not None and self._mean.num_taken > 0 and self.replicas.differ
+
     def before_save(self) -> None:
         """Gather the mean, and share the losses of this round evenly. Collective."""
         if self._mean is not None:

@@ -206,7 +206,10 @@ class _Run:
         """Tell whether a run can be saved here without changing it: averaging within a round would."""
         config = self.config
         differ = config.spread or config.explore or config.noise_scale or config.gradients == "local"
-        return step % (config.sync_every if differ else _LOOK_EVERY) == 0
+        every = config.sync_every if differ else _LOOK_EVERY
+        return step % every == 0 and not any(
+            one.is_changed_by_saves for one in self.trainer.engine.controllers
+        )
 
     def _take_losses(self) -> None:
         if self._losses:

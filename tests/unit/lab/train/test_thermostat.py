@@ -51,6 +51,16 @@ def test_it_goes_on_where_it_was_stopped_also_beside_the_weight_decay(tmp_path: 
     assert again.final_loss == whole.final_loss and factors_of(records) == factors_of(expected)
 
 
+def test_a_stop_within_a_round_where_replicas_differ_ends_in_the_same_digits(tmp_path: Path):
+    config = dataclasses.replace(BASE, replicas=3, steps=480, sync_every=4)  # three syncs to a round
+    whole, expected = trained(tmp_path / "whole", config)
+    asked = [False] * 6
+    stopped, _ = trained(tmp_path / "run", config, should_stop=lambda: not asked or asked.pop())
+    again, records = trained(tmp_path / "run", config, resume=True)
+    assert stopped.steps % 12 == 0
+    assert again.final_loss == whole.final_loss and factors_of(records) == factors_of(expected)
+
+
 def _trained_as_rank(rank: int, path: str) -> list[hdet.RoundRecord]:
     config = dataclasses.replace(BASE, engine="torchrun")
     folder = RunFolder(Path(path))
