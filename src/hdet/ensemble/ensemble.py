@@ -12,30 +12,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import require_number
 from hdet.ensemble import state
-from hdet.ensemble.rounds import NOTICES, ParameterWatch, Rounds, StepCounter
-from hdet.ensemble.settings import Settings, check_objects
+from hdet.ensemble.construction import group_of, replicas_of, require_may_differ, unwrapped
+from hdet.ensemble.readings import Readings
+from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.settings import Settings
+from hdet.ensemble.steps import NOTICES, ParameterWatch, StepCounter
 from hdet.errors import HdetError, WarnOnce
 from hdet.explore import ExploredValues, Hyperparameter
 from hdet.method.merges import Merge
 from hdet.method.recipe import tail_steps
 from hdet.records import RecordSink, RoundRecord
-from hdet.replicas import RankReplicas, ReplicaGroup, Replicas
-from hdet.replicas.copies import ALONE
+from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
-from hdet.replicas.gradients import require_local_gradients
-from hdet.replicas.optimizers import (
-    claim,
-    optimizer_layers,
-    partitioning_layer,
-    peak_rate,
-    plain_model,
-    plain_scheduler,
-    release,
-)
+from hdet.replicas.optimizers import claim, peak_rate, release
 from hdet.replicas.probe import Probe
-from hdet.replicas.refusals import OPTIMIZERS, refuse
 from hdet.replicas.tail import Tail
 from hdet.replicas.tensors import parameters_of
 from hdet.steering import Surroundings, at_work, explored_by
@@ -48,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Ensemble(Closing):
+class Ensemble(Readings, Closing):
     """Hyperparameter-divergent training over any optimizer and any schedule.
 
     Each replica trains with its own value of every explored hyperparameter. Every ``sync_every`` steps
@@ -136,22 +127,18 @@ class Ensemble(Closing):
         patience: float = 60.0,
     ) -> None:
         given = locals()
-        group = _group_of(replicas, optimizer, patience)
+        group = group_of(replicas, optimizer, patience)
         with raising_together(group):
-            layers = optimizer_layers(optimizer)
-            self.optimizer, model = layers[-1], plain_model(model)
-            self.scheduler: state.Schedule | None = plain_scheduler(scheduler)
-            check_objects(layers, self.scheduler, model)
+            layers, schedule, model = unwrapped(optimizer, scheduler, model)
+            self.optimizer, self.scheduler = layers[-1], schedule
             if total_steps is None:
-                given["total_steps"] = getattr(self.scheduler, "total_steps", None)
+                given["total_steps"] = getattr(schedule, "total_steps", None)
             settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
-            self.replicas = (
-                replicas if isinstance(replicas, Replicas) else _ranks(settings, group, model, layers)
-            )
+            self.replicas = replicas_of(replicas, settings, group, model, layers)
             explored = [*settings.explore, *explored_by(settings.controllers)]
             self.explored = ExploredValues(explored, self.optimizer)
             if (self.explored.explores or settings.is_local) and self.replicas.has_others:
-                refuse("optimizer", layers, OPTIMIZERS, "differ")
+                require_may_differ(layers)
             self.warn = WarnOnce(is_silent=not self.replicas.is_writer)
             self.controllers = at_work(
                 settings.controllers,
@@ -178,21 +165,14 @@ class Ensemble(Closing):
         # From here on things change.
         self._counter = StepCounter(parameters_of(self.optimizer), self.warn)
         # What shards a model shows whole parameters in the place of its own while it computes.
-        self.watch = ParameterWatch(
-            self.optimizer,
-            None if self.replicas.is_sharded else self.replicas.model,
-            is_partitioned=partitioning_layer(layers) is not None,
-        )
+        self.watch = ParameterWatch(layers, None if self.replicas.is_sharded else self.replicas.model)
         self.peaks = [
             [peak_rate(self.optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
             for tunable in self.explored.learning_rates
         ]
         """Of every slot of every learning rate, as asked for."""
-        self._begins_equal = self.replicas.attach(
-            self.explored,
-            moments=moments,
-            step_made=self._counter.optimizer_stepped,
-        )
+        stepped = self._counter.optimizer_stepped
+        self._begins_equal = self.replicas.attach(self.explored, moments=moments, step_made=stepped)
         claim(self.optimizer, self)
         self._is_closed, self._is_local = False, settings.is_local
         self._has_rounds = is_recorded or self.rounds.are_needed or self.replicas.differ
@@ -201,55 +181,6 @@ class Ensemble(Closing):
         self._record: RoundRecord | None = None
         self._restart(max(0, getattr(self.scheduler, "last_epoch", 0)), begins_equal=self._begins_equal)
         self._counter.has_moved = True  # the user may still change them
-
-    # --- what users read -----------------------------------------------------------------------------
-
-    @property
-    def base(self) -> dict[str, float]:
-        """Give the shared value of every explored hyperparameter."""
-        return self.explored.base
-
-    @property
-    def values(self) -> dict[str, float]:
-        """Give the values that this replica uses."""
-        return {t.name: t.value_with(t.multiplier) for t in self.explored.tunables}
-
-    @property
-    def multipliers(self) -> dict[str, float]:
-        """Give this replica's factor on every base."""
-        return {tunable.name: tunable.multiplier for tunable in self.explored.tunables}
-
-    @property
-    def positions(self) -> dict[str, float]:
-        """Tell where this replica stands in every spread, from -1 to 1."""
-        return {tunable.name: tunable.position for tunable in self.explored.tunables}
-
-    @property
-    def found_lr(self) -> dict[str, float]:
-        """Give the peak of every learning rate as the run has corrected it; at first, what was asked for."""
-        return {
-            tunable.name: tunable.base if tunable.held is not None else peak[0] * tunable.correction
-            for tunable, peak in zip(self.explored.learning_rates, self.peaks, strict=True)
-        }
-
-    def summary(self) -> str:
-        """Tell in a few plain lines what was asked for, and where the run stands."""
-        count = self.replicas.count
-        lines = [f"{self._place}, {count} replica{'' if count == 1 else 's'}"]
-        moves = [(name, p[0], lr) for (name, lr), p in zip(self.found_lr.items(), self.peaks, strict=True)]
-        others = [t for t in self.explored.tunables if not t.is_scheduled and t.correction != 1]
-        moves += [(t.name, t.slots[0].scheduled, t.base) for t in others]
-        for name, asked, found in moves:
-            moved = f"asked for {asked:.3g}, now {found:.3g} (x{found / asked:.3g})"
-            lines.append(f"{name}: {moved if found != asked else f'{found:.3g}'}")
-        return "\n".join([*lines, *self.controllers.notes])
-
-    @property
-    def _place(self) -> str:
-        return f"step {self.num_steps}" + ("" if self.total_steps is None else f" of {self.total_steps}")
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} at {self._place}>"
 
     # --- what users call -----------------------------------------------------------------------------
 
@@ -457,23 +388,3 @@ class Ensemble(Closing):
     def _is_apart(self) -> bool:
         """Tell if anything has moved since replicas were averaged last."""
         return self._counter.has_moved or self.rounds.converged_at != self.num_steps
-
-
-def _group_of(replicas: Any, optimizer: Any, patience: float) -> ReplicaGroup:
-    """Find who builds the ensemble together."""
-    if isinstance(replicas, Replicas):
-        return ALONE
-    group = ReplicaGroup.of_parameters(replicas, parameters_of(optimizer_layers(optimizer)[-1]))
-    return replace(group, patience=require_number("patience", patience, above=0))
-
-
-def _ranks(
-    settings: Settings, group: ReplicaGroup, model: nn.Module | None, layers: Sequence[Optimizer]
-) -> RankReplicas:
-    """Join the replicas that live in one process each, or in several."""
-    probe, optimizer = settings.probe, layers[-1]
-    if probe is not None and model is None:
-        raise ValueError("model must be given with a probe, got None: it is what the probe scores")
-    if settings.is_local:
-        require_local_gradients(group, parameters_of(optimizer), model)
-    return RankReplicas(group, optimizer, model, probe=probe, bucket_mib=settings.bucket_mib, layers=layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,9 +15,7 @@ from hdet.explore.values import hyperparameters_of
 from hdet.method.fan_out import DESIGNS
 from hdet.method.merges import MeanMerge, Merge
 from hdet.records import RecordSink
-from hdet.replicas.optimizers import partitioning_layer, plain_optimizer, require_free
 from hdet.replicas.probe import Probe, probe_of
-from hdet.replicas.refusals import SCHEDULERS, refuse, require_supported
 from hdet.replicas.tensors import has_coupled_decay
 from hdet.steering.needs import AnyController, Facts, controllers_of, require_needs
 
@@ -144,25 +142,3 @@ class Settings:
         """List what must be the same on every replica. Records may be given to replica zero alone."""
         compared = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "records"}
         return compared | {"merge": self.rule, "probe": self.probe is not None}
-
-
-def check_objects(layers: Sequence[Optimizer], scheduler: object, model: Any) -> None:
-    """Raise if optimizer, schedule or model are of the wrong kind, or do not belong together."""
-    optimizer = layers[-1]
-    require_free(optimizer)
-    if not any(group["params"] for group in optimizer.param_groups):  # one may be empty: frameworks make such
-        raise ValueError("optimizer must have parameters, got none in any group: build it from the model's")
-    refuse("scheduler", [scheduler], SCHEDULERS)
-    is_schedule = scheduler is None or hasattr(scheduler, "step")
-    require_kind("scheduler must have a step() method", scheduler, is_schedule)
-    if plain_optimizer(getattr(scheduler, "optimizer", optimizer)) is not optimizer:
-        raise ValueError("scheduler must drive the same optimizer as the ensemble, got another one")
-    is_model = model is None or isinstance(model, nn.Module)
-    trained = "pass the model that the optimizer trains"
-    require_kind("model must be a torch.nn.Module or None", model, is_model, trained)
-    require_supported(layers, model)
-    kind = partitioning_layer(layers)
-    if kind is not None and model is None:
-        raise ValueError(
-            f"model must be given with a {kind}, got None: the optimizer holds a part of the parameters only"
-        )

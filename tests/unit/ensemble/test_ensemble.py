@@ -603,12 +603,12 @@ def test_replay_refuses_what_does_not_fit() -> None:
         (
             {"controllers": "log"},
             TypeError,
-            r"controllers must be a list of controllers, got 'log' .*: such as \[",
+            r"controllers must be a list of controllers, got 'log' .*: write \[",
         ),
         (
             {"controllers": [hdet.Guard]},
             TypeError,
-            r"controllers must hold controllers \(hdet\.Controller\(\), ",
+            r"controllers must hold controllers, got .*: write \[hdet\.Guard\(\)\]",
         ),
         ({"total_steps": -1}, ValueError, "total_steps"),
         ({"seed": 1.5}, TypeError, "seed"),
