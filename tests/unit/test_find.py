@@ -508,3 +508,50 @@ def test_an_error_of_torch_keeps_its_type():
         hdet.find_lr(model, optimizer, [(X[:, :2], Y)], loss_of, total_steps=100)
     if hasattr(caught.value, "__notes__"):
         assert "hdet called loss(model, batch), with the model first" in caught.value.__notes__[0]
+
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Linear(9, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 8)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x, time):
+        return self.layers(torch.cat([x, time], dim=1))
+
+
+def diffusion_loss(model, x):
+    """Noise and time are drawn anew in every call, as a denoising diffusion model has it."""
+    time, noise = torch.rand(len(x), 1), torch.randn_like(x)
+    kept = torch.cos(time * torch.pi / 2)
+    return (model(kept * x + (1 - kept.square()).sqrt() * noise, time) - noise).square().mean()
+
+
+def test_a_loss_that_draws_random_numbers_does_not_drown_the_trials():
+    generator = torch.Generator().manual_seed(1)
+    mixing = torch.randn(2, 8, generator=generator)
+    data = [(torch.randn(16, 2, generator=generator) @ mixing).tanh() for _ in range(64)]
+
+    def begun(lr):
+        torch.manual_seed(0)
+        model = Denoiser()
+        return model, torch.optim.AdamW(model.parameters(), lr=lr)
+
+    def trained(lr):
+        model, optimizer = begun(lr)
+        auto = hdet.AutoLR(optimizer, total_steps=400, model=model)
+        for step in range(400):
+            loss = diffusion_loss(model, data[step % 64])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            auto.step(loss)
+        return hdet.Probe(data, diffusion_loss).mean(model).item()
+
+    swept = [trained(lr) for lr in (4e-4, 1.6e-3, 6.3e-3, 2.5e-2, 1e-1)]
+    for guess in (1e-5, 1e-4):
+        model, optimizer = begun(guess)
+        before = torch.get_rng_state()
+        found = hdet.find_lr(model, optimizer, data, diffusion_loss, total_steps=400)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert trained(found.lr[0]) < 1.4 * min(swept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -23,6 +24,8 @@ ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""
 BUCKET_BYTES = 25 * 2**20 // 2
 """Is gathered at a time. A backend may take as much again while it travels: one bucket together."""
+_SEED = 0x5C0E
+"""Of the random numbers that scores are made with."""
 
 
 class SlicedCopy:
@@ -311,3 +314,26 @@ def restore_generators(states: dict[str, Tensor]) -> None:
     module = accelerator_module()
     if module is not None and "accelerator" in states:
         module.set_rng_state(states["accelerator"])
+
+
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Let torch draw the same random numbers in every such block, and go on after it as if there was none.
+
+    Scores are compared with each other. A loss that draws, such as the noise of a diffusion model, would
+    drown what they are to show.
+
+    >>> with same_draws():
+    ...     first = torch.rand(2)
+    >>> with same_draws():
+    ...     bool((torch.rand(2) == first).all())
+    True
+    """
+    states, module = generator_states(), accelerator_module()
+    torch.default_generator.manual_seed(_SEED)  # torch.manual_seed seeds every device
+    if module is not None:
+        module.manual_seed(_SEED)
+    try:
+        yield
+    finally:
+        restore_generators(states)

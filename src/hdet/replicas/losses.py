@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.checks import shown
-from hdet.replicas.tensors import accelerator, accelerator_module, widest_float
+from hdet.replicas.tensors import widest_float
 
 _EXAMPLE = "write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])"
 _LONGEST_REASON = 200
@@ -203,7 +203,7 @@ class LossMeter:
 def evaluating(model: nn.Module | None) -> Iterator[None]:
     """Within the block gradients are off and the model is in evaluation mode.
 
-    Module modes and the states of torch's generators are put back afterwards, also on an error.
+    Module modes are put back afterwards, also on an error.
 
     >>> layer = nn.Dropout(0.5)
     >>> with evaluating(layer):
@@ -213,14 +213,10 @@ def evaluating(model: nn.Module | None) -> Iterator[None]:
     True
     """
     modes = [] if model is None else [(module, module.training) for module in model.modules()]
-    # fork_rng restores the CPU generator and those of the devices named.
-    devices, kind, device = [], "cuda", accelerator()
-    if device is not None and device.type != "mps":
-        devices, kind = [accelerator_module().current_device()], device.type
     try:
         for module, _ in modes:
             module.training = False
-        with torch.random.fork_rng(devices=devices, device_type=kind), torch.no_grad():
+        with torch.no_grad():
             yield
     finally:
         for module, mode in modes:

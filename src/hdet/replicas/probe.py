@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from hdet.checks import require_batches, require_kind, shown
 from hdet.errors import bad_argument
 from hdet.method.weight_decay import NUM_PARTS
+from hdet.replicas.copies import same_draws
 from hdet.replicas.losses import evaluating, first_loss, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
@@ -31,7 +32,8 @@ class Probe:
 
     For a weight decay the data must be held out: a run that is scored on what it trains on learns nothing of
     it. For a :class:`hdet.Thermostat` a few training batches do. Keep other data for the final test. On
-    several ranks give each rank its part of the data, or all of it to every rank.
+    several ranks give each rank its part of the data, or all of it to every rank. A loss that draws random
+    numbers from torch, such as that of a diffusion model, draws the same ones in every score.
 
     Args:
         batches: such as a DataLoader or a list. They are read once and kept.
@@ -63,6 +65,7 @@ class Probe:
         self._loss = loss
         self._device: torch.device | None = None
 
+    @same_draws()
     def __call__(self, model: nn.Module, *, only_first: bool = False) -> Tensor:
         """Give the losses of its parts, or of the first one, where an error says how the loss was called."""
         self._follow(model)
@@ -75,6 +78,7 @@ class Probe:
             losses = [self._loss(model, part) for part in self._parts]
         return torch.stack([scalar_of("loss must return", loss).detach() for loss in losses])
 
+    @same_draws()
     def mean(self, model: nn.Module) -> Tensor:
         """Give the mean loss over all its examples, batch by batch."""
         self._follow(model)

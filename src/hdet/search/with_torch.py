@@ -21,7 +21,7 @@ from torch.optim import Adagrad, Optimizer
 from hdet.checks import require_flag, require_kind, require_number
 from hdet.errors import bad_argument
 from hdet.replicas.average import Averager
-from hdet.replicas.copies import ALONE, generator_states, restore_generators
+from hdet.replicas.copies import ALONE, same_draws
 from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
@@ -259,10 +259,8 @@ class _TorchTrainee:
             _log.debug("trials are made one after the other: %s", error)
             self._has_rows = False
             return scores
-        generators = generator_states()
         for place in (place for place, is_finite in enumerate(are_finite) if is_finite):
             rows.write_template(place)
-            restore_generators(generators)
             scores[place] = self._score(probe)
         return scores
 
@@ -355,6 +353,7 @@ class _TorchTrainee:
         return scalar_of("loss must return", loss)
 
     @torch.no_grad()
+    @same_draws()
     def _score(self, batches: Sequence[Any], *, is_joint: bool = False) -> float:
         """Take the mean loss of these batches; NaN if it is not finite."""
         norms = [m for m in self._model.modules() if isinstance(m, _BatchNorm) and m.training]

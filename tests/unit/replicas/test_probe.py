@@ -122,6 +122,16 @@ def test_scoring_a_probe_once_leaves_everything_as_it_was():
     assert [module.training for module in model.modules()] == modes
 
 
+def test_a_probe_draws_the_same_random_numbers_in_every_score():
+    probe = hdet.Probe([(X, Y)], loss_of)
+    model = Counting().eval()
+    with torch.no_grad():
+        first, mean = probe(model), probe.mean(model)
+        torch.rand(3)
+        assert torch.equal(probe(model), first) and torch.equal(probe.mean(model), mean)
+    assert len(set(first.tolist())) == 8
+
+
 def _with_a_bad_probe(rank: int, is_sharded: bool) -> str:
     model, _ = linear(0.01)
     if is_sharded:
