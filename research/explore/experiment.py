@@ -16,7 +16,8 @@ from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.weight_decay import START
 from research.compare.ledger import Ledger, Record, run_missing
-from research.explore.problems import GRID, PROBLEMS, Problem, names
+from research.explore.problem import Problem
+from research.explore.problems import GRID, PROBLEMS, names
 from research.zoo.problem import Split
 
 __all__ = ["FRESH", "open_ledger", "run_study", "sweep_of"]

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from hdet.method.fan_out import derived_seed
 from research.explore.experiment import open_ledger, probe_of, rate_of
-from research.explore.problems import PROBLEMS, Problem
+from research.explore.problem import Problem
+from research.explore.problems import PROBLEMS
 
 FAST = "digits_mlp,mnist_mlp,mnist_noisy_mlp,mnist1d_mlp,digits_conv,spambase_mlp_sgd"
 METHODS = ("fixed", "equal replicas", "fan-out", "fan-out, bounded", "fan-out, defaults")

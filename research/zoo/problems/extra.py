@@ -190,10 +190,10 @@ class DigitsDenoiser(Problem):
 class Denoiser(nn.Module):
     """Two residual blocks between linear layers. The last input is the time, seen as sines and cosines."""
 
-    def __init__(self, width: int, inner_width: int) -> None:
+    def __init__(self, width: int, inner_width: int, num_pixels: int = _SIDE**2) -> None:
         super().__init__()
         self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(6), persistent=False)
-        self.read, self.write = nn.Linear(_SIDE**2 + 12, width), nn.Linear(width, _SIDE**2)
+        self.read, self.write = nn.Linear(num_pixels + 12, width), nn.Linear(width, num_pixels)
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.LayerNorm(width), nn.Linear(width, inner_width), nn.SiLU(), nn.Linear(inner_width, width)

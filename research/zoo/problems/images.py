@@ -22,7 +22,14 @@ from research.zoo.problem import Problem
 from research.zoo.sources import shuffled_epochs
 from research.zoo.storage import prepared
 
-__all__ = ["GlyphsConvSgd", "GlyphsVit", "MnistConvBatchNorm", "PatchesAutoencoder"]
+__all__ = [
+    "GlyphsConvSgd",
+    "GlyphsVit",
+    "MnistConvBatchNorm",
+    "PatchesAutoencoder",
+    "patches",
+    "photographs",
+]
 
 Labelled = tuple[Tensor, Tensor]
 
@@ -282,17 +289,17 @@ class PatchesAutoencoder(Problem):
 
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Tensor]:
         """Random patches."""
-        photographs = _photographs("train")
+        shown = photographs("train")
         for step in itertools.count(start):
-            yield _patches(photographs, self.batch_size, batch_generator(seed, replica, step))
+            yield patches(shown, self.batch_size, batch_generator(seed, replica, step))
 
     def probe_batch(self) -> Tensor:
         """Patches of photographs that are neither trained nor evaluated on."""
-        return _patches(_photographs("probe"), 400, torch.Generator().manual_seed(1))
+        return patches(photographs("probe"), 400, torch.Generator().manual_seed(1))
 
     def evaluation_batches(self) -> Iterable[Tensor]:
         """Patches of held-out photographs."""
-        return _patches(_photographs("evaluation"), 16384, torch.Generator().manual_seed(2)).split(1024)
+        return patches(photographs("evaluation"), 16384, torch.Generator().manual_seed(2)).split(1024)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Mean squared error."""
@@ -300,13 +307,13 @@ class PatchesAutoencoder(Problem):
 
 
 @functools.lru_cache(maxsize=3)
-def _photographs(part: str) -> tuple[Tensor, Tensor, Tensor]:
+def photographs(part: str) -> tuple[Tensor, Tensor, Tensor]:
     """All pixels one after the other; where each photograph begins; their heights and widths."""
     data = prepared("photographs-1", _read_photographs)
-    photographs = [data[name] for name in _PHOTOGRAPHS[part].split()]
-    sizes = torch.tensor([p.numel() for p in photographs])
-    shapes = torch.tensor([p.shape for p in photographs])
-    return torch.cat([p.flatten() for p in photographs]), sizes.cumsum(0) - sizes, shapes
+    found = [data[name] for name in _PHOTOGRAPHS[part].split()]
+    sizes = torch.tensor([p.numel() for p in found])
+    shapes = torch.tensor([p.shape for p in found])
+    return torch.cat([p.flatten() for p in found]), sizes.cumsum(0) - sizes, shapes
 
 
 def _read_photographs() -> dict[str, Tensor]:
@@ -315,15 +322,16 @@ def _read_photographs() -> dict[str, Tensor]:
     from PIL import Image
 
     folder = files("skimage") / "data"
-    photographs: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for name in " ".join(_PHOTOGRAPHS.values()).split():
         with (folder / name).open("rb") as file, Image.open(file) as image:
-            photographs[name] = torch.from_numpy(np.array(image.convert("L")))
-    return photographs
+            found[name] = torch.from_numpy(np.array(image.convert("L")))
+    return found
 
 
-def _patches(photographs: tuple[Tensor, Tensor, Tensor], count: int, generator: torch.Generator) -> Tensor:
-    pixels, firsts, shapes = photographs
+def patches(shown: tuple[Tensor, Tensor, Tensor], count: int, generator: torch.Generator) -> Tensor:
+    """Patches of 12 x 12 pixels at random places of photographs."""
+    pixels, firsts, shapes = shown
     chosen = torch.randint(len(firsts), (count,), generator=generator)
     corners = (torch.rand(count, 2, generator=generator) * (shapes[chosen] - _SIDE + 1)).long()
     widths, side = shapes[chosen, 1], torch.arange(_SIDE)

@@ -23,7 +23,7 @@ from research.zoo.problem import Problem
 from research.zoo.sources import package_folder, shuffled_epochs
 from research.zoo.storage import prepared
 
-__all__ = ["FlightsTables", "MoviesFactorization"]
+__all__ = ["FlightsTables", "MoviesFactorization", "RatingFactors", "movie_ratings"]
 
 _DELAYS = (-10, -5, 0, 5, 15, 30, 60)  # minutes; between them lie the bins of the departure delay
 _CLASSES = (-15, 0, 30)  # minutes; between them lie the classes of the arrival delay
@@ -167,10 +167,12 @@ class MoviesFactorization(Problem):
 
     def build_model(self, seed: int) -> nn.Module:
         """Vectors and biases of users and movies, and a small network above the vectors."""
-        users, movies = _ratings()["sizes"].tolist()
+        users, movies = movie_ratings()["sizes"].tolist()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return _Factors(users, movies, width=32, mean_rating=_ratings()["train_stars"].float().mean())
+            return RatingFactors(
+                users, movies, width=32, mean_rating=movie_ratings()["train_stars"].float().mean()
+            )
 
     def build_optimizer(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """Adagrad, as is usual with rows that are seldom used."""
@@ -180,17 +182,17 @@ class MoviesFactorization(Problem):
         self, *, seed: int, replica: int = 0, start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled epochs."""
-        pairs, stars = _ratings()["train_pairs"], _ratings()["train_stars"]
+        pairs, stars = movie_ratings()["train_pairs"], movie_ratings()["train_stars"]
         for chosen in shuffled_epochs(len(stars), self.batch_size, seed=seed, replica=replica, start=start):
             yield pairs[chosen].long(), stars[chosen].float()
 
     def probe_batch(self) -> tuple[Tensor, Tensor]:
         """512 late ratings of users whose late ratings are not evaluated on."""
-        return _ratings()["probe_pairs"][:512].long(), _ratings()["probe_stars"][:512].float()
+        return movie_ratings()["probe_pairs"][:512].long(), movie_ratings()["probe_stars"][:512].float()
 
     def evaluation_batches(self) -> Iterable[tuple[Tensor, Tensor]]:
         """18000 late ratings."""
-        pairs, stars = _ratings()["test_pairs"], _ratings()["test_stars"]
+        pairs, stars = movie_ratings()["test_pairs"], movie_ratings()["test_stars"]
         return [
             (pairs[first : first + 3000].long(), stars[first : first + 3000].float())
             for first in range(0, 18000, 3000)
@@ -201,7 +203,9 @@ class MoviesFactorization(Problem):
         return F.mse_loss(model(batch[0]), batch[1])
 
 
-class _Factors(nn.Module):
+class RatingFactors(nn.Module):
+    """Vectors and biases of users and movies, a network above the vectors, and a mean that is known."""
+
     mean_rating: Tensor
 
     def __init__(self, num_users: int, num_movies: int, width: int, mean_rating: Tensor) -> None:
@@ -212,13 +216,15 @@ class _Factors(nn.Module):
         self.register_buffer("mean_rating", mean_rating)
 
     def forward(self, pairs: Tensor) -> Tensor:
+        """Stars of pairs of user and movie."""
         users, movies = pairs[..., 0], pairs[..., 1]
         taste = self.network(torch.cat([self.users(users), self.movies(movies)], dim=-1))
         return self.mean_rating + (taste + self.user_bias(users) + self.movie_bias(movies)).squeeze(-1)
 
 
 @functools.lru_cache(maxsize=1)
-def _ratings() -> dict[str, Tensor]:
+def movie_ratings() -> dict[str, Tensor]:
+    """Pairs of user and movie, and their stars, of each part."""
     return prepared("movielens-1", _build_ratings)
 
 

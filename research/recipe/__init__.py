@@ -1,0 +1,1 @@
+"""The study that judges the whole recipe: against a sweep, on problems that were held out."""
