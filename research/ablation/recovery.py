@@ -1,0 +1,208 @@
+"""Why the full method recovers on charlm at High where equal replicas with the same decay do not.
+
+    python -m research.ablation.recovery research/ablation/records/recovery
+    python -m research.ablation.recovery research/ablation/records/recovery --table
+
+Every arm has the task, length and learning rate of the record of charlm, and seeds that no record has. Some
+arms need what no setting does: replicas that keep their multipliers, a signal without information, and plain
+runs that follow the learning rates that the full method has found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hdet.ensemble import sync
+from hdet.lab.ablation import RESIDUAL, Training, controller_start, decay_shape, method_settings, train
+from hdet.lab.train.runner import evaluate
+from hdet.method import controller
+from hdet.method.fan_out import assign, derived_seed
+from hdet.method.recipe import one_cycle
+from research.ablation.rules import judge
+from research.ablation.training import job_of, thinned
+from research.compare.ledger import Ledger, Record
+from research.peers.base import Diverged, descend
+
+__all__ = ["ARMS", "run"]
+
+STEPS, LR = 500, 1.0
+BASE: Record = {
+    "task": "charlm",
+    "task_options": {},
+    "optimizer": "adamw",
+    "lr": LR,
+    "steps": STEPS,
+    "replicas": 8,
+}
+SEEDS = range(100, 110)
+MORE_SEEDS = range(100, 120)
+"""Of the arms that decide."""
+FULL = "full"
+DECISIVE = (FULL, "equal", "shuffled", "follow", "low_biases")
+
+
+@contextlib.contextmanager
+def _kept(seed: int) -> Iterator[None]:
+    """Give every replica the multipliers of the first round for good."""
+
+    def first(design: str, count: int, seed: int, _: int, names: Sequence[str]) -> dict[str, list[float]]:
+        return assign(design, count, seed, 0, names)
+
+    with patch.object(sync, "assign", first):
+        yield
+
+
+@contextlib.contextmanager
+def _shuffled(seed: int) -> Iterator[None]:
+    """Give the weights of the replicas to others, drawn anew at every sync: as large, but without a cause."""
+    generator, weigh = random.Random(seed), controller.softmax_weights
+
+    def weights(losses: Sequence[float], temperature: float) -> list[float]:
+        found = weigh(losses, temperature)
+        generator.shuffle(found)
+        return found
+
+    with patch.object(controller, "softmax_weights", weights):
+        yield
+
+
+def _as_is(seed: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train. ``ends`` and ``follows`` are of plain runs, the other fields of replicas."""
+
+    key: str
+    name: str
+    changes: Mapping[str, Any] | None = None
+    """What differs from the full method; None for a plain run."""
+    patched: Callable[[int], contextlib.AbstractContextManager[None]] = _as_is
+    ends: Mapping[str, float] | None = None
+    """Where the learning rate of each group ends, over the peak; None for the linear anneal to zero."""
+    follows: int | None = None
+    """Follow the rates that the full method found with the seed that is so many places further on."""
+
+
+_GROUPS = ("embedding", "no_decay", "non_embedding", "transformer")
+_LOWER = 0.083
+"""Where biases and norms end with the full method in the record: the mean of ten seeds."""
+
+ARMS = (
+    Arm(FULL, "full method", {}),
+    Arm("equal", "equal replicas, same decay", {"spread": 0.0}),
+    Arm("plain", "plain, linear anneal to zero"),
+    Arm("spread", "spread alone, multipliers kept", {"end": None, "noise_scale": 0.0}, _kept),
+    Arm("spread_drawn", "spread, multipliers drawn anew", {"end": None, "noise_scale": 0.0}),
+    Arm("no_noise", "full without noise on the start", {"noise_scale": 0.0}),
+    Arm("kept", "full, multipliers kept", {}, _kept),
+    Arm("sigma_.1", "full, temperature .1", {"temperature": 0.1}),
+    Arm("sigma_.002", "full, temperature .002", {"temperature": 0.002}),
+    Arm("together", "full, one learning rate for all groups", {"per_group": False}),
+    Arm("shuffled", "full, weights given to other replicas", {}, _shuffled),
+    Arm("follow", "plain with the rates that this seed found", follows=0),
+    Arm("follow_other", "plain with the rates that another seed found", follows=1),
+    Arm("low_biases", "plain, biases and norms decay to 8 %", ends={"no_decay": _LOWER}),
+    Arm("low_others", "plain, all but biases and norms to 8 %", ends=dict.fromkeys(_GROUPS, _LOWER) | {"no_decay": RESIDUAL}),
+    Arm("low_all", "plain, all groups decay to 8 %", ends=dict.fromkeys(_GROUPS, _LOWER)),
+)  # fmt: skip
+
+
+def run(folder: Path, arms: Sequence[Arm] = ARMS, seeds: Sequence[int] = SEEDS) -> None:
+    """Run what is not there yet, seed by seed."""
+    ledger = Ledger(folder, "recovery.jsonl", ("row", "seed"), "crashed")
+    for place, seed in enumerate(seeds):
+        for arm in arms:
+            spec = BASE | {"row": arm.key, "seed": seed, "settings": {}}
+            if spec in ledger:
+                continue
+            rates: dict[str, list[list[float]]] = {}
+            if arm.follows is not None:
+                wanted = BASE | {"row": FULL, "seed": seeds[(place + arm.follows) % len(seeds)]}
+                if wanted not in ledger:
+                    continue  # it comes with a later call
+                rates = next(ledger.find([wanted]))["lrs"]
+            ledger.add(_train(arm, spec, rates))
+
+
+def _train(arm: Arm, spec: Record, rates: Mapping[str, Sequence[Sequence[float]]]) -> Record:
+    if arm.changes is None:
+        done = _plain(arm, spec, rates)
+    else:
+        settings = method_settings(STEPS, **arm.changes)
+        names = ("task", "task_options", "lr", "steps", "replicas", "optimizer", "seed")
+        with arm.patched(spec["seed"]):
+            done = train(job_of(spec).task, {name: spec[name] for name in names}, settings)
+    judged = judge(
+        done.losses,
+        num_warmup_steps=round(0.1 * STEPS),
+        final_loss=done.final_loss,
+        untrained_loss=done.untrained_loss,
+    )
+    return spec | {
+        "final_loss": done.final_loss if done.final_loss == done.final_loss else None,
+        "untrained_loss": done.untrained_loss,
+        "crashed": bool(judged.crash),
+        "crash": judged.crash,
+        "seconds": done.seconds,
+        "train_losses": thinned(done.losses, 20),
+        "ends": {name.partition(".")[2]: points[-1][1] for name, points in done.lrs.items()},
+        "lrs": done.lrs if arm.key == FULL else {},
+    }
+
+
+def _plain(arm: Arm, spec: Record, rates: Mapping[str, Sequence[Sequence[float]]]) -> Training:
+    """Train without replicas: with a rate for each group that ends where the arm says, or that was found."""
+    job, start = job_of(spec), time.monotonic()
+    model = job.build_model()
+    untrained, final, losses = evaluate(job.task, model)["loss"], float("nan"), list[float]()
+    optimizer = job.optimizer(model, LR)
+    found = {name.partition(".")[2]: dict(map(tuple, points)) for name, points in rates.items()}
+
+    def on_loss(loss: float) -> None:
+        step = len(losses)
+        losses.append(loss)
+        for group in optimizer.param_groups:
+            name = group["name"]
+            if found and step >= controller_start(STEPS):
+                group["lr"] = found[name].get(step + 1, group["lr"])  # it changes where a round begins
+            elif found or arm.ends is not None:
+                end = (arm.ends or {}).get(name, RESIDUAL)
+                group["lr"] = LR * decay_shape(step, steps=STEPS, end=end)
+            else:
+                group["lr"] = LR * one_cycle(step, STEPS)
+
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(derived_seed(job.seed, "training"))
+        try:
+            descend(job, model, optimizer, job.batches(), STEPS, on_loss=on_loss)
+            final = evaluate(job.task, model)["loss"]
+        except Diverged:
+            pass
+    return Training(final, untrained, losses, {}, time.monotonic() - start)
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    told = parser.parse_args()
+    for _ in range(2):  # the last arm of a kind follows what another seed has found
+        run(told.folder)
+    run(told.folder, [arm for arm in ARMS if arm.key in DECISIVE], MORE_SEEDS)
+
+
+if __name__ == "__main__":
+    main()
