@@ -49,7 +49,6 @@ SEEDS = range(100, 110)
 MORE_SEEDS = range(100, 120)
 """Of the arms that decide."""
 FULL = "full"
-DECISIVE = (FULL, "equal", "shuffled", "follow", "low_biases")
 
 
 @contextlib.contextmanager
@@ -94,30 +93,33 @@ class Arm:
     """Where the learning rate of each group ends, over the peak; None for the linear anneal to zero."""
     follows: int | None = None
     """Follow the rates that the full method found with the seed that is so many places further on."""
+    is_decisive: bool = False
 
 
 _GROUPS = ("embedding", "no_decay", "non_embedding", "transformer")
 _LOWER = 0.083
 """Where biases and norms end with the full method in the record: the mean of ten seeds."""
 
+_OTHERS = dict.fromkeys(_GROUPS, _LOWER) | {"no_decay": RESIDUAL}
+
 ARMS = (
-    Arm(FULL, "full method", {}),
-    Arm("equal", "equal replicas, same decay", {"spread": 0.0}),
-    Arm("plain", "plain, linear anneal to zero"),
-    Arm("spread", "spread alone, multipliers kept", {"end": None, "noise_scale": 0.0}, _kept),
-    Arm("spread_drawn", "spread, multipliers drawn anew", {"end": None, "noise_scale": 0.0}),
-    Arm("no_noise", "full without noise on the start", {"noise_scale": 0.0}),
+    Arm(FULL, "full method", {}, is_decisive=True),
+    Arm("equal", "equal replicas, same decay", {"spread": 0.0}, is_decisive=True),
+    Arm("shuffled", "full, weights given to other replicas", {}, _shuffled, is_decisive=True),
+    Arm("follow", "plain with the rates that this seed found", follows=0, is_decisive=True),
+    Arm("low_biases", "plain, biases and norms decay to 8 %", ends={"no_decay": _LOWER}, is_decisive=True),
+    Arm("spread_drawn", "spread without controller", {"end": None}),
     Arm("kept", "full, multipliers kept", {}, _kept),
     Arm("sigma_.1", "full, temperature .1", {"temperature": 0.1}),
     Arm("sigma_.002", "full, temperature .002", {"temperature": 0.002}),
-    Arm("together", "full, one learning rate for all groups", {"per_group": False}),
-    Arm("shuffled", "full, weights given to other replicas", {}, _shuffled),
-    Arm("follow", "plain with the rates that this seed found", follows=0),
-    Arm("follow_other", "plain with the rates that another seed found", follows=1),
-    Arm("low_biases", "plain, biases and norms decay to 8 %", ends={"no_decay": _LOWER}),
-    Arm("low_others", "plain, all but biases and norms to 8 %", ends=dict.fromkeys(_GROUPS, _LOWER) | {"no_decay": RESIDUAL}),
     Arm("low_all", "plain, all groups decay to 8 %", ends=dict.fromkeys(_GROUPS, _LOWER)),
-)  # fmt: skip
+    Arm("low_others", "plain, all but biases and norms decay to 8 %", ends=_OTHERS),
+    Arm("follow_other", "plain with the rates that another seed found", follows=1),
+    Arm("plain", "plain, linear anneal to zero"),
+    Arm("spread", "spread without controller, multipliers kept", {"end": None}, _kept),
+    Arm("no_noise", "full without noise on the start", {"noise_scale": 0.0}),
+    Arm("together", "full, one learning rate for all groups", {"per_group": False}),
+)
 
 
 def run(folder: Path, arms: Sequence[Arm] = ARMS, seeds: Sequence[int] = SEEDS) -> None:
@@ -199,9 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     told = parser.parse_args()
-    for _ in range(2):  # the last arm of a kind follows what another seed has found
-        run(told.folder)
-    run(told.folder, [arm for arm in ARMS if arm.key in DECISIVE], MORE_SEEDS)
+    decisive = [arm for arm in ARMS if arm.is_decisive]
+    for arms, seeds in ((decisive, SEEDS), (ARMS, SEEDS), (ARMS, SEEDS), (decisive, MORE_SEEDS)):
+        run(told.folder, arms, seeds)  # twice, as an arm follows what a later seed has found
 
 
 if __name__ == "__main__":
