@@ -171,7 +171,7 @@ def _plain(arm: Arm, spec: Record, rates: Mapping[str, Sequence[Sequence[float]]
     model = job.build_model()
     untrained, final, losses = evaluate(job.task, model)["loss"], float("nan"), list[float]()
     optimizer = job.optimizer(model, LR)
-    found = {name.partition(".")[2]: dict(map(tuple, points)) for name, points in rates.items()}
+    found = {name.partition(".")[2]: {int(step): lr for step, lr in points} for name, points in rates.items()}
 
     def on_loss(loss: float) -> None:
         step = len(losses)
@@ -198,7 +198,7 @@ def _plain(arm: Arm, spec: Record, rates: Mapping[str, Sequence[Sequence[float]]
 
 def main() -> None:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     told = parser.parse_args()
     decisive = [arm for arm in ARMS if arm.is_decisive]

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdet.lab.ablation import LOW_FACTOR
+from hdet.lab.ablation import LOW_FACTOR, mean_text
+from hdet.lab.intervals import Runs
 from research.ablation.rows import ROWS, Row
 from research.ablation.rules import choose_high, choose_safe, is_lost
 from research.compare.ledger import Record
@@ -48,6 +49,17 @@ class Result:
         """Final held-out losses that are finite, of crashed runs too."""
         return [r["final_loss"] for r in self.runs.values() if r["final_loss"] is not None]
 
+    def metric_text(self, name: str) -> str:
+        """Mean ± standard deviation of another metric; records of earlier versions have none."""
+        values = [run["metrics"][name] for run in self.runs.values() if name in run.get("metrics", {})]
+        return mean_text(values) or "-"
+
+    @property
+    def outcomes(self) -> Runs:
+        """Final loss and crash by seed."""
+        found = self.runs.items()
+        return {s: (math.nan if r["final_loss"] is None else r["final_loss"], r["crashed"]) for s, r in found}
+
     @property
     def num_crashed(self) -> int:
         """Runs that crashed."""
@@ -58,10 +70,7 @@ class Result:
         """Mean ± standard deviation, and a mark for crashes."""
         if not self.runs:
             return "-"
-        parts = []
-        if self.losses:
-            deviation = f" ± {statistics.stdev(self.losses):.4f}" if len(self.losses) > 1 else ""
-            parts.append(f"{statistics.fmean(self.losses):.4f}{deviation}")
+        parts = [mean_text(self.losses)] if self.losses else []
         if self.num_crashed:
             parts.append(f"† {self.num_crashed}/{len(self.runs)} crashed")
         return " ".join(parts)

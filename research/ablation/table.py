@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hdet.lab.ablation import NOISE_SCALE, RESIDUAL, controller_start, sync_every
 from research.ablation.rules import RULES
 from research.ablation.summary import Ablation, Case
-from research.ablation.verdicts import VERDICT_RULE, claims
+from research.ablation.verdicts import VERDICT_RULE, claims, together
 from research.markdown import table_line
 
 __all__ = ["NOTES", "table"]
@@ -44,6 +44,8 @@ def _overview(cases: Sequence[Case]) -> str:
         table_line([number, claim.text, *(v[number].verdict if number in v else "-" for v in verdicts)])
         for number, claim in known.items()
     ]
+    if said := together(cases):
+        lines += ["", f"Crashes at High of the records together, by Fisher's exact test: {'; '.join(said)}."]
     return "\n".join(lines)
 
 
@@ -52,13 +54,15 @@ def _section(case: Case) -> str:
     if case.chosen is None:
         return "\n".join([*lines, "The grid has no result yet."])
     chosen, steps = case.chosen, case.facts["steps"]
+    metrics = [run.get("metrics", {}) for result in case.results for run in result.runs.values()]
+    names = list(dict.fromkeys(name for of_run in metrics for name in of_run))
     high = f"High {chosen.high:g}" if chosen.breaks else f"no High (up to {chosen.high:g} no LR breaks)"
     lines += [
         f"Low {chosen.low:g}, {high}, best plain LR {chosen.best:g}; T = {sync_every(steps)}, "
         f"controller from step {controller_start(steps)}.",
         "",
-        table_line(["row", "what it is", "LR", "held-out loss", "seconds"]),
-        table_line(["---", "---", "---:", "---:", "---:"]),
+        table_line(["row", "what it is", "LR", "held-out loss", *map(str.upper, names), "seconds"]),
+        table_line(["---", "---", "---:", "---:", *["---:"] * len(names), "---:"]),
     ]
     for result in case.results:
         seconds = [run["seconds"] for run in result.runs.values()]
@@ -69,6 +73,7 @@ def _section(case: Case) -> str:
                     result.row.description,
                     f"{result.lr:g}",
                     result.loss_text,
+                    *map(result.metric_text, names),
                     f"{statistics.fmean(seconds):.1f}" if seconds else "-",
                 ]
             )

@@ -48,6 +48,7 @@ def train(spec: Record) -> Record:
         "crashed": bool(stability.crash),
         "crash": stability.crash,
         "has_spike": stability.has_spike,
+        "metrics": done.metrics,
         "seconds": done.seconds,
         "num_steps_done": len(done.losses),
         "train_losses": thinned(done.losses),
@@ -70,7 +71,8 @@ def job_of(spec: Record) -> Job:
 def _train_plain(job: Job, settings: Mapping[str, Any]) -> Training:
     start = time.monotonic()
     model = job.build_model()
-    untrained, final, losses = evaluate(job.task, model)["loss"], math.nan, list[float]()
+    untrained, losses = evaluate(job.task, model)["loss"], list[float]()
+    final: dict[str, float] = {}
     average, after_step = _averaged(job, settings, model, losses)
     if "decay_to" in settings:
         shape = partial(decay_shape, steps=job.steps, end=settings["decay_to"])
@@ -91,10 +93,12 @@ def _train_plain(job: Job, settings: Mapping[str, Any]) -> Training:
                 after_step=after_step,
                 on_loss=losses.append,
             )
-            final = evaluate(job.task, model if average is None else average.module)["loss"]
+            final = evaluate(job.task, model if average is None else average.module)
         except Diverged:
             pass
-    return Training(final, untrained, losses, {}, time.monotonic() - start)
+    metrics = {name: final[name] for name in job.task.metric_notes if name in final}
+    seconds = time.monotonic() - start
+    return Training(final.get("loss", math.nan), untrained, losses, {}, seconds, metrics)
 
 
 def _averaged(job: Job, settings: Mapping[str, Any], model: nn.Module, losses: list[float]) -> Any:

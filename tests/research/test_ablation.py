@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from research.ablation.rules import (
 )
 from research.ablation.summary import Chosen, Result, choose, rows_to_run
 from research.ablation.training import thinned
-from research.ablation.verdicts import compare_losses, sign_of
+from research.ablation.verdicts import compare_rows, sign_of, together
 from research.commands.ablate import ablate as command
 from research.compare import ledger
 from research.peers.base import Job
@@ -263,27 +262,28 @@ def test_the_sign_of_a_mean():
     assert half == pytest.approx(0.48017, abs=1e-5)
 
 
-def test_a_missing_scipy_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(HdetError, match=r"scipy is missing. Install it: pip install .*\[research\]'"):
-        sign_of([1.0, 2.0])
-
-
 def test_losses_are_compared_seed_by_seed():
     # The seeds differ by more than the rows do, but each pair by 0.1.
-    assert compare_losses(result([1.0, 2.0, 3.0]), result([1.1, 2.1, 3.1]))[0] == "holds"
-    assert compare_losses(result([1.1, 2.1, 3.1]), result([1.0, 2.0, 3.0]))[0] == "does not hold"
-    assert compare_losses(result([1.0, 2.0, 3.0]), result([1.1, 1.9, 3.1]))[0] == "cannot be told"
-    assert compare_losses(result([]), result([1.0]))[0] == "not run"
-    assert compare_losses(result([1.0]), result([2.0, 3.0]))[0] == "cannot be told"  # one seed has both
+    assert compare_rows(result([1.0, 2.0, 3.0]), result([1.1, 2.1, 3.1]))[0] == "holds"
+    assert compare_rows(result([1.1, 2.1, 3.1]), result([1.0, 2.0, 3.0]))[0] == "does not hold"
+    assert compare_rows(result([1.0, 2.0, 3.0]), result([1.1, 1.9, 3.1]))[0] == "cannot be told"
+    assert compare_rows(result([]), result([1.0]))[0] == "not run"
+    assert compare_rows(result([1.0]), result([2.0, 3.0]))[0] == "cannot be told"  # one seed has both
 
 
 def test_crashes_come_before_losses():
-    good, one, two = result([3.0] * 3), result([1.0] * 3, {0}), result([1.0] * 3, {0, 1})
-    assert compare_losses(one, good)[0] == "does not hold"
-    assert compare_losses(good, two)[0] == "holds"
-    assert compare_losses(good, one)[0] == "cannot be told"
-    assert compare_losses(one, two)[0] == "cannot be told"
+    good, one, most = result([3.0] * 8), result([1.0] * 8, {0}), result([1.0] * 8, range(5))
+    assert compare_rows(most, good) == (
+        "does not hold",
+        "HDET (full) 1.0000 ± 0.0000 † 5/8 crashed against HDET (full) 3.0000 ± 0.0000: "
+        "crashed 5/8 against 0/8 (Fisher p 0.026)",
+    )
+    assert compare_rows(good, most)[0] == "holds"
+    assert compare_rows(one, good)[0] == "holds"  # one crash of eight is no difference, but the loss is
+    few = result([1.0] * 3), result([1.5, 2.0, 2.5], {0, 1, 2})
+    assert "crashed 0/3 against 3/3 (Fisher p 0.1); lower by 1.0000 ± 1.2421" in compare_rows(*few)[1]
+    lost = result([1.0, None], {1})
+    assert compare_rows(lost, lost)[1].endswith("(Fisher p 1); lower by 0.0000 (one seed)")
 
 
 def rows_at(lr, at, losses, **more):
@@ -311,7 +311,7 @@ def test_the_claims():
     (case,) = Ablation(full_records((1.5, 2.0), lrs)).cases
     verdicts = {claim.number: claim for claim in claims(case)}
     assert {number: claim.verdict for number, claim in verdicts.items() if "'" not in number} == {
-        "1a": "holds",
+        "1a": "cannot be told",  # two seeds of two are chance
         "1b": "not run",
         "2a": "holds",
         "2b": "cannot be told",  # lower by -0.5 and 1
@@ -322,14 +322,15 @@ def test_the_claims():
         "3f": "not run",
         "4": "holds",
     }
-    assert "plain 2/2, HDET (full) 0/2" in verdicts["1a"].why
+    assert "crashed: HDET (full) 0/2, plain 2/2 (p 0.33), Equal replicas" in verdicts["1a"].why
     assert "no_decay" in verdicts["4"].why
     assert all(claim.verdict == "not run" for number, claim in verdicts.items() if "'" in number)
 
-    (case,) = Ablation(full_records((6.5, 9.0))).cases  # dead, if not by any spike
-    verdicts = {claim.number: claim.verdict for claim in claims(case)}
-    assert [verdicts[n] for n in ("1a", "2a", "2b", "3a", "4")] == ["does not hold"] * 4 + ["cannot be told"]
-
+    more = [run(100.0, seed, 9.0) for seed in range(2, 6)]  # dead, if not by any spike
+    for losses, verdict_of_six in (((2.0,) * 6, "holds"), ((9.0,) * 6, "does not hold")):
+        cases = Ablation(full_records(losses) + more).cases
+        assert claims(cases[0])[0].verdict == verdict_of_six
+    assert together(cases)[0] == "HDET (full) 6 of 6, plain training 6 of 6 (p 1)"
     (case,) = Ablation(full_records((2.0, 9.0))).cases
     assert claims(case)[0].verdict == "cannot be told"
     (case,) = Ablation(GRID[:6]).cases
@@ -438,7 +439,7 @@ def test_the_command_builds_the_table_again(tmp_path):
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["cases"][0]["chosen"]["high"] == 100
-    assert data["cases"][0]["claims"][0]["verdict"] == "holds"
+    assert data["cases"][0]["claims"][4]["verdict"] == "holds"
     assert {p.name for p in tmp_path.iterdir()} == {
         "ablation.jsonl",
         "ablation.md",

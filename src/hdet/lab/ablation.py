@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hdet.errors import AllReplicasFailedError
+from hdet.lab.intervals import Runs, compare
 from hdet.lab.pool import Pool, interruptible
 from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
@@ -178,6 +179,8 @@ class Training:
     lrs: dict[str, list[list[float]]]
     """Steps and the shared learning rate at them, by hyperparameter."""
     seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Others of the averaged model on held-out data, those that the task explains: AUC and NE of the feed."""
 
     @property
     def is_crash(self) -> bool:
@@ -200,7 +203,7 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
     start, untrained = time.monotonic(), evaluate(task, task.build_model(config.seed))["loss"]
     losses: list[float] = []
     lrs: dict[str, list[list[float]]] = {}
-    final = math.nan
+    final: dict[str, float] = {}
     # One attention kernel for all rows: replicas that run at once have no other, and at a learning rate that
     # makes logits huge it stays finite where others do not.
     with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
@@ -224,8 +227,10 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
                 break
         else:
             trainer.converge()
-            final = evaluate(task, trainer.model)["loss"]
-    return Training(final, untrained, losses, lrs, time.monotonic() - start)
+            final = evaluate(task, trainer.model)
+    metrics = {name: final[name] for name in task.metric_notes if name in final}
+    seconds = time.monotonic() - start
+    return Training(final.get("loss", math.nan), untrained, losses, lrs, seconds, metrics)
 
 
 def _from_checkpoint(task: Task, base: Mapping[str, Any], share: float) -> Task:
@@ -261,38 +266,51 @@ class Result:
     @property
     def loss_text(self) -> str:
         """Mean of the held-out losses, their deviation with several seeds, and a mark for crashes."""
-        finite = [run.final_loss for run in self.runs if math.isfinite(run.final_loss)]
-        spread = f" ± {statistics.stdev(finite):.4f}" if len(finite) > 1 else ""
-        mark = " †" if any(run.is_crash for run in self.runs) else ""
-        return f"{statistics.fmean(finite):.4f}{spread}{mark}" if finite else "†" if self.runs else "-"
+        mark = "†" if any(run.is_crash for run in self.runs) else ""
+        return " ".join(filter(None, [mean_text([run.final_loss for run in self.runs]), mark])) or "-"
+
+    def metric_text(self, name: str) -> str:
+        """The same of another metric."""
+        return mean_text([run.metrics.get(name, math.nan) for run in self.runs]) or "-"
 
     @property
-    def mean_loss(self) -> float:
-        """Mean of the held-out losses; NaN with a crash, or without runs."""
-        losses = [math.nan if run.is_crash else run.final_loss for run in self.runs]
-        return statistics.fmean(losses) if losses else math.nan
+    def outcomes(self) -> Runs:
+        """Final loss and crash by seed."""
+        return {seed: (run.final_loss, run.is_crash) for seed, run in enumerate(self.runs)}
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Mean and deviation of the values that are finite; empty if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    spread = f" ± {statistics.stdev(finite):.4f}" if len(finite) > 1 else ""
+    return f"{statistics.fmean(finite):.4f}{spread}" if finite else ""
+
+
+def metric_names(results: Sequence[Result]) -> list[str]:
+    """Names of the other metrics that the runs have."""
+    return list(dict.fromkeys(name for result in results for run in result.runs for name in run.metrics))
 
 
 def remarks(results: Sequence[Result], task: str) -> list[str]:
-    """Say what marks mean and what the losses tell; nothing about rows that were not run."""
+    """Say what marks mean and what crashes and losses tell by tests; nothing about rows not run."""
     said = [
         "† marks a crash: no finite loss, or one above the untrained model's. The last column is the "
         "paper's: training losses on its own data, not comparable. A checkpoint is a plain run of the same "
         "length, at a ninth of the learning rate."
     ]
-    by_key = {result.row.key: result for result in results}
-    if all(math.isfinite(by_key[key].mean_loss) for key in ("plain", "grid")):
+    runs = [run for result in results for run in result.runs]
+    if runs and not any(run.is_crash for run in runs):
         said.append(
-            f"On {task} no learning rate of this table breaks plain training, so nothing here shows whether "
-            "the method keeps a run from breaking."
+            f"On {task} no run of this table crashed, so nothing here shows whether the method keeps a run "
+            "from breaking."
         )
-    full, equal = by_key[FULL], by_key[EQUAL]
-    share = full.mean_loss / equal.mean_loss - 1
-    if math.isfinite(share):
-        said.append(
-            f"“{full.row.name}” ends {100 * abs(share):.2g} % {'below' if share < 0 else 'above'} "
-            f"“{equal.row.name}”: so much is due to the spread and to what the replicas' losses say."
-        )
+    full, *others = (next(r for r in results if r.row.key == key) for key in (FULL, "grid", EQUAL))
+    dues = ("checkpoint, decay, spread and the replicas' losses", "spread and the replicas' losses")
+    for other, due in zip(others, dues, strict=True):
+        if full.runs and other.runs:
+            sign, why = compare(full.outcomes, other.outcomes)
+            words = {1: "does better than", 0: "cannot be told from", -1: "does worse than"}[sign]
+            said.append(f"“{full.row.name}” {words} “{other.row.name}”: {why}. They differ by {due}.")
     return said
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hdet
-from hdet.lab.ablation import FULL, Result, decay_shape, remarks
+from hdet.lab.ablation import FULL, Result, decay_shape, metric_names, remarks
 from hdet.lab.page.chart import Chart, line, series_color
 from hdet.lab.page.html_page import (
     Cell,
@@ -49,17 +49,20 @@ def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts
         f"{base['task']}, {base['steps']} steps, {base['replicas']} replicas, {base['optimizer']}. Held-out "
         "loss after the last step."
     )
+    names = metric_names(results)
     rows = [
         [
             Cell(result.row.name, result.row.name),
             Cell(f"{result.lr:.3g}", result.lr),
             Cell(result.loss_text, result.loss_text),
+            *(Cell(result.metric_text(name), result.metric_text(name)) for name in names),
             Cell(result.row.description, result.row.description),
             Cell(result.row.paper or "-", result.row.paper),
         ]
         for result in results
     ]
-    table = results_html(["row", "LR", "held-out loss", "what it is", "paper"], rows, label="Table 1")
+    heads = ["row", "LR", "held-out loss", *map(str.upper, names), "what it is", "paper"]
+    table = results_html(heads, rows, label="Table 1")
     table += "".join(sentence_html(remark, "common") for remark in remarks(results, base["task"]))
     section = Section("Table 1, and figures 2 and 3", [_losses(results), _rates(results, base)], before=table)
     main = sections_html([section], charts, level=2, num_steps=base["steps"])

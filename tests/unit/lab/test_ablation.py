@@ -17,6 +17,7 @@ from hdet.lab.ablation import (
     ablate,
     decay_shape,
     method_settings,
+    metric_names,
     remarks,
     replica_settings,
     train,
@@ -86,19 +87,36 @@ def result(*losses, row=TABLE_1[0]):
     return Result(row, 0.1, [Training(loss, 2.0, [], {}, 1.0) for loss in losses])
 
 
-def test_remarks_follow_from_the_losses():
+def test_remarks_name_their_tests():
     def said(**losses):
         by_key = {"plain": "grid", "full": FULL, "equal": EQUAL}
         given = {by_key[key]: loss for key, loss in losses.items()}
-        return remarks([result(given.get(row.key, 1.0), row=row) for row in TABLE_1], "charlm")
+        return remarks([result(*given.get(row.key, [1.0] * 5), row=row) for row in TABLE_1], "charlm")
 
-    _, breaks, same = said(full=1.0019)
-    assert breaks.startswith("On charlm no learning rate of this table breaks plain training, ")
-    begin = "“HDET (full), checkpoint” ends {} “Equal replicas, checkpoint, same decay”: so much is due"
-    assert same.startswith(begin.format("0.19 % above"))
-    assert said(full=0.95)[-1].startswith(begin.format("5 % below"))
-    assert len(said(plain=3.0)) == 2  # it broke
-    assert len(said(full=math.nan)) == 2 and len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 1
+    _, nothing_breaks, same, of_equal = said(full=[1.5, 0.5, 1.0, 1.5, 0.5])
+    assert nothing_breaks.startswith("On charlm no run of this table crashed, ")
+    begin = "“HDET (full), checkpoint” {} “{}”: "
+    equal = "Equal replicas, checkpoint, same decay"
+    numbers = "lower by 0.0000 ± 0.6208 (t, 5 seeds). They differ by checkpoint, decay, spread and "
+    assert same.startswith(begin.format("cannot be told from", "Baseline-High") + numbers)
+    assert of_equal.startswith(begin.format("cannot be told from", equal))
+    assert said(full=[0.9] * 5)[-1].startswith(begin.format("does better than", equal))
+    _, crashed, _ = said(plain=[9.0] * 5)
+    numbers = "crashed 0/5 against 5/5 (Fisher p 0.0079)."
+    assert crashed.startswith(begin.format("does better than", "Baseline-High") + numbers)
+    assert (
+        "crashed 1/5 against 0/5 (Fisher p 1); lower by"
+        in said(equal=[1.0] * 5, full=[math.nan, 1, 1, 2, 1])[1]
+    )
+    assert len(remarks([Result(row, 0.1) for row in TABLE_1], "a")) == 1
+
+
+def test_the_feed_has_columns_for_auc_and_ne():
+    task = load_task("feed", {"num_users": 8, "num_items": 16, "batch_size": 2})
+    run = train(task, BASE | {"task": "feed", "steps": 5, "seed": 0}, replica_settings(60))
+    assert list(run.metrics) == metric_names([Result(TABLE_1[0], 0.1, [run])]) == ["auc", "ne"]
+    done = Result(TABLE_1[0], 0.1, [Training(1.0, 2.0, [], {}, 1.0, {"auc": auc}) for auc in (0.7, 0.8)])
+    assert (done.metric_text("auc"), done.metric_text("ne")) == ("0.7500 ± 0.0707", "-")
 
 
 def test_figure_2_is_the_difference_from_plain_training(tmp_path):

@@ -39,7 +39,7 @@ def ablate(
     """
     from hdet.checks import require_count
     from hdet.errors import HdetError
-    from hdet.lab.ablation import TABLE_1, remarks
+    from hdet.lab.ablation import TABLE_1, metric_names, remarks
     from hdet.lab.ablation import ablate as run_rows
     from hdet.lab.ablation_page import build_ablation
     from hdet.lab.tasks.task import load_task, parse_options
@@ -64,8 +64,12 @@ def ablate(
     path.mkdir(parents=True, exist_ok=True)
     data = {"settings": base, "rows": [_data(result) for result in results]}
     (path / "ablation.json").write_text(json.dumps(data), encoding="utf-8")
-    rows = [(r.row.name, f"{r.lr:.3g}", r.loss_text, r.row.paper or "-") for r in results]
-    screen.show(("row", "LR", "held-out loss", "in the paper"), rows)
+    names = metric_names(results)
+    rows = [
+        (r.row.name, f"{r.lr:.3g}", r.loss_text, *map(r.metric_text, names), r.row.paper or "-")
+        for r in results
+    ]
+    screen.show(("row", "LR", "held-out loss", *map(str.upper, names), "in the paper"), rows)
     for remark in remarks(results, task):
         screen.say(remark)
     try:
@@ -83,5 +87,6 @@ def _data(result: Result) -> dict[str, Any]:
         "row": result.row.name,
         "lr": result.lr,
         "losses": [None if run.is_crash else run.final_loss for run in result.runs],
+        "metrics": [run.metrics for run in result.runs],
         "seconds": [run.seconds for run in result.runs],
     }
