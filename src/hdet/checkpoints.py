@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import require_count, require_kind
 from hdet.errors import CheckpointError, bad_argument, warn
+from hdet.records import replacing
 from hdet.replicas.exchange import exchange
 from hdet.replicas.group import ReplicaGroup
 
@@ -118,20 +119,20 @@ def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: A
     _write(target, {"kind": _KIND, "step": step, "states": states, "values": values})
     for _, file in _files(folder)[:-keep]:
         file.unlink()
-    for file in folder.glob("step-*.pt.tmp"):  # of a process that was killed
+    for file in folder.glob("step-*.pt*.tmp"):  # of a process that was killed
         file.unlink()
     return target
 
 
 def load_checkpoint(path: str | Path, /, **parts: Any) -> Checkpoint | None:
-    """Load the newest sound checkpoint of a folder.
+    """Load the newest sound checkpoint of a folder, or the one in a file.
 
     The file is read and checked before anything is loaded into a part. A file that is broken is skipped with
     a warning, and the one before it is used. Tensors come to the CPU, from where parts take them. Call it on
     every rank: all must find the same file.
 
     Args:
-        path: the folder that :func:`save_checkpoint` was given.
+        path: the folder that :func:`save_checkpoint` was given, or a file that it has returned.
         **parts: what to load, under the names that they were saved with. Parts of the file that are not named
             are left out.
 
@@ -187,9 +188,8 @@ def _require_same_file(found: Checkpoint | None, *, has_broken: bool) -> None:
 
 def _write(target: Path, content: dict[str, Any]) -> None:
     """Write the file whole, or leave things as they were."""
-    unfinished = target.with_name(target.name + ".tmp")
     try:
-        with unfinished.open("wb") as file:
+        with replacing(target) as file:
             summed = _Summed(file)
             torch.save(content, summed)  # pyright: ignore[reportArgumentType]
             summed.write(summed.checksum.to_bytes(4, "little"))  # readers of a zip archive pass over it
@@ -197,8 +197,7 @@ def _write(target: Path, content: dict[str, Any]) -> None:
                 raise summed.error
             file.flush()
             os.fsync(file.fileno())
-        _require_plain(unfinished, content)
-        unfinished.replace(target)
+            _require_plain(Path(file.name), content)
         _sync_folder(target.parent)
     except OSError as error:
         raise OSError(
@@ -207,8 +206,6 @@ def _write(target: Path, content: dict[str, Any]) -> None:
             "free some space, or give another folder",
             str(target),
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 class _Summed:
@@ -287,7 +284,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """List the steps of a folder's checkpoints and their files, by step."""
+    """List the steps of a folder's checkpoints and their files, by step. A file is its own."""
+    if folder.is_file():
+        return [(0, folder)]
     found = [(re.fullmatch(r"step-(\d+)\.pt", file.name), file) for file in folder.glob("step-*.pt")]
     return sorted((int(match[1]), file) for match, file in found if match)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, BinaryIO, Protocol, overload, runtime_checkable
 
 from hdet.checks import require_kind
 from hdet.errors import warn
@@ -126,6 +128,21 @@ def _begins_anew(path: Path, record: RoundRecord) -> bool:
     earlier, _ = scan_records(path)
     # What a search has found stands before the first step, in a record of its own.
     return bool(earlier) and (record.search is not None or earlier[-1].step > 0)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that takes the place of this one after the block, or leave all as it was.
+
+    Until then it has a name that nobody can guess, so that it follows no link that was put there.
+    """
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _cut_unfinished_line(path: Path) -> None:

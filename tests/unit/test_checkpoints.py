@@ -84,6 +84,28 @@ def test_nothing_to_load_is_none(tmp_path):
     assert hdet.load_checkpoint(tmp_path) is None
 
 
+def test_a_file_is_loaded_or_it_is_an_error(tmp_path):
+    file, _ = save(tmp_path, 100), save(tmp_path, 200)
+    assert load(file) == (100, 100)
+    other = file.rename(tmp_path / "best.pt")
+    assert load(other) == (100, 100)
+    other.write_bytes(other.read_bytes()[:-1])
+    with pytest.raises(hdet.CheckpointError, match=r"best\.pt is broken"):
+        load(other)
+
+
+def test_no_link_at_the_place_of_an_unfinished_file_is_followed(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    for name in ("step-000100.pt", "step-000100.pt.tmp"):
+        (tmp_path / name).symlink_to(mine)
+    save(tmp_path, 100)
+    assert mine.read_text() == "kept" and load(tmp_path) == (100, 100)
+    (tmp_path / "step-000100.pt.0123456789abcdef.tmp").touch()  # of a process that was killed
+    save(tmp_path, 200)
+    assert names(tmp_path) == ["mine", "step-000100.pt", "step-000200.pt"]
+
+
 def damaged(data, kind, generator):
     """The bytes of a file after an accident: one bit, or up to 64 bytes somewhere in it."""
     count = generator.randrange(1, 65)

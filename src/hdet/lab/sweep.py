@@ -69,7 +69,8 @@ def sweep(
     """
     if not lrs:
         raise ValueError("lrs must hold at least one learning rate, got none: widen --low and --high")
-    points = [(dataclasses.replace(config, lr=lr), path / f"lr{lr:g}") for lr in dict.fromkeys(lrs)]
+    folders = {path / f"lr{lr:g}": dataclasses.replace(config, lr=lr) for lr in lrs}  # equal ones are one
+    points = [(config, folder) for folder, config in folders.items()]
     results = [_finished(*point) for point in points]
     missing = [i for i, result in enumerate(results) if result is None]
     num_done = len(points) - len(missing)

@@ -220,7 +220,7 @@ def steered(state: ThermostatState, seen: Round, settings: Thermostat) -> Thermo
     training loss jumps, and does not rise as long as a round in sight had a loss well above its lowest. Once
     it has fallen it does not rise again, nor does it where the model knows the probe by heart. Nothing moves
     before ``FIRST`` and after ``LAST``, where time gains next to nothing any more, and where the loss has
-    nearly vanished and averaging would halve the rest. A loss below zero has not vanished. One with a constant
+    nearly vanished and averaging would halve the rest. A loss below zero has not vanished. With a constant it
     never does, and jumps less in proportion.
     """
     rounds = (*state.rounds, seen)

@@ -167,8 +167,8 @@ def moved(
     the training loss. Where larger ones would, that alone says little: weights of a good size lose by
     shrinking, too. Decay is taken away only where the model does not overfit.
 
-    The gap takes zero for the best loss that there is. A constant in the loss makes it smaller, and below zero
-    nobody can tell it: there nothing moves.
+    The gap takes zero for the best loss that there is. A constant in the loss makes it smaller. Below zero
+    nobody can tell it, and nothing moves.
 
     Args:
         state: before the look.

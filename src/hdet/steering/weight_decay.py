@@ -139,9 +139,9 @@ class WeightDecaySteering(Steering):
         if min(look.loss, training_loss) < 0:
             self.warn(
                 "below zero",
-                f"the loss is below zero at step {record.step}, so nobody can tell how far the model overfits, "
-                "and the weight decay was not moved",
-                remedy="give step() and the probe a loss that is zero at best, or leave HeldOutWeightDecay out",
+                f"the loss is below zero at step {record.step}, so nobody can tell how far the model "
+                "overfits, and the weight decay was not moved",
+                remedy="give step() and the probe a loss that is zero at best, or leave the controller out",
             )
         old = self._state.strength
         self._state = rule.moved(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdet.lab.cli.options import Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
+from hdet.lab.cli.options import FOLDER, Jobs, Json, Quiet, Seeds, TaskName, TaskOptions
 from hdet.lab.cli.screen import Exit, Screen, usage_errors
 from hdet.lab.pool import stop_on_signal
 
@@ -28,7 +28,7 @@ def ablate(
     seeds: Seeds = 1,
     option: TaskOptions = None,
     jobs: Jobs = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder (default: runs/ablate-TASK).")] = None,
+    out: Annotated[Path | None, typer.Option(**FOLDER, help="Folder (default: runs/ablate-TASK).")] = None,
     is_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 
 import hdet
+from hdet.errors import bad_argument
 from hdet.lab.cli.ablate_command import ablate
-from hdet.lab.cli.options import Device, Jobs, Json, Quiet, TaskOptions, Track, takes
+from hdet.lab.cli.options import FOLDER, Device, Jobs, Json, Quiet, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
 from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
 from hdet.lab.pool import stop_on_signal
@@ -39,7 +40,9 @@ _PANELS = {
 def run(
     task_options: TaskOptions = None,
     log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**FOLDER, help="Folder of the run (default: a new one in runs/).")
+    ] = None,
     name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     track: Track = None,
@@ -85,6 +88,7 @@ def _free_path(path: Path) -> Path:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    trust: Annotated[bool, typer.Option("--trust", help="Run Python code that the folder names.")] = False,
     track: Track = None,
     device: Device = "auto",
     is_json: Json = False,
@@ -100,6 +104,9 @@ def resume(
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         config = RunFolder(folder).read_config()
+        if ":" in config.task and not trust:
+            must, got = "must be given for a task of your own", f"{config.task!r}, which the folder names"
+            raise bad_argument("--trust", must, got, "resuming runs this Python code. Look at it first")
         is_begun = RunFolder(folder).has_checkpoint
         result = RunFolder(folder).read_result()
         if is_begun and result is not None and result["status"] in ("finished", "diverged"):
@@ -122,7 +129,9 @@ def sweep(
     per_decade: Annotated[int, typer.Option(help="Points per factor of ten.")] = 2,
     option: TaskOptions = None,
     jobs: Jobs = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (default: runs/sweep-TASK).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**FOLDER, help="Folder of the sweep (default: runs/sweep-TASK).")
+    ] = None,
     is_json: Json = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -177,7 +186,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page (default: report.html in the folder, comparison.html for several)."),
+        typer.Option(
+            **FOLDER, help="The page (default: report.html in the folder, comparison.html for several)."
+        ),
     ] = None,
     is_json: Json = False,
     quiet: Quiet = False,

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
@@ -22,6 +23,16 @@ Jobs = Annotated[int, typer.Option(help="Runs at a time. 0 gives one per core.")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto for the GPU if there is one.")]
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("it must be a folder, got '': name one, or . for this one")
+    return Path(text)
+
+
+FOLDER: Any = {"parser": _folder, "metavar": "PATH"}
+"""Of options that name a folder or a page: an empty text would be the current folder."""
 Track = Annotated[list[Tracker] | None, typer.Option(help="Write records there too. Repeatable.")]
 
 

@@ -159,7 +159,8 @@ def _conclude(result: Result, folder: RunFolder, screen: Screen) -> None:
     if result.status in ("failed", "diverged"):
         print(f"hdet: training {result.status}: {result.reason}", file=sys.stderr)
     if result.status == "stopped":
-        screen.say(f"saved at step {result.steps}; go on with: {folder.resume_command}")
+        trust = " --trust" if ":" in folder.read_config().task else ""
+        screen.say(f"saved at step {result.steps}; go on with: {folder.resume_command}{trust}")
     screen.give(result.to_json())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import html
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import Any
 from hdet.errors import HdetError, install_command
 from hdet.lab.page.chart import Chart
 from hdet.lab.page.sentences import Tile, figure
+from hdet.records import replacing
 
 _MAX_BYTES = 5_900_000
 _MAX_POINTS, _MIN_POINTS = 2000, 24
@@ -234,10 +234,6 @@ def _plotly_script() -> str:
 
 def _write(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(content)
     return path

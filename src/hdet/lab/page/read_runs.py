@@ -14,6 +14,10 @@ from hdet.round_record import ComparingRecord, GuardRecord
 
 _FILES = ("config.json", "environment.json", "records.jsonl", "evaluations.jsonl", "result.json")
 _MAX_NOTES_PER_FILE = 10
+_MOST_BYTES = 2**28
+"""A larger file is none of a run that anybody can look at."""
+_MOST_BYTES_OF_AN_OBJECT = 2**18
+"""The page shows all of it."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,8 @@ def _numbers_by_name(value: object) -> dict[str, float]:
 def _read(path: Path, read: Callable[[Path], Any], notes: list[str], *, is_expected: bool = False) -> Any:
     """Read a file; what cannot be read becomes a note, and None."""
     try:
+        if (path.exists() and not path.is_file()) or path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it must be a file of at most {_MOST_BYTES >> 20} MiB")
         return read(path)
     except FileNotFoundError:
         notes += [f"{path.name} is missing"] * is_expected
@@ -200,10 +206,20 @@ def _read(path: Path, read: Callable[[Path], Any], notes: list[str], *, is_expec
 
 
 def _object(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MOST_BYTES_OF_AN_OBJECT:
+        raise ValueError(f"it must have at most {_MOST_BYTES_OF_AN_OBJECT >> 10} KiB")
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"it must hold an object, got a {type(content).__name__}")
+    if not _is_shallow(content):
+        raise RecursionError
     return content
+
+
+def _is_shallow(value: object, most: int = 20) -> bool:
+    """Tell if a value is nested at most so deeply: pages show it level by level."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_is_shallow(part, most - 1) for part in parts)
 
 
 def _entries(path: Path, scan: Callable[[Path], Any], notes: list[str], *, is_expected: bool) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 import hdet
 from hdet.checkpoints import Checkpoint, open_checkpoint
 from hdet.lab.train.config import RunConfig
+from hdet.records import replacing
 
 
 class RunFolder:
@@ -104,9 +105,8 @@ class RunFolder:
 
 def write_json(path: Path, data: Any) -> None:
     """Replace a JSON file in one go."""
-    unfinished = path.with_suffix(path.suffix + ".tmp")
-    unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    with replacing(path) as file:
+        file.write(f"{json.dumps(data, indent=1)}\n".encode())
 
 
 def _environment() -> dict[str, Any]:

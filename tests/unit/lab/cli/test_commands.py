@@ -230,7 +230,7 @@ def test_resume_falls_back_or_says_what_is_wrong(hdet, tmp_path, damage):
     assert not out
     assert len(err.splitlines()) == 1
     assert err.startswith("hdet: ")
-    assert err.count("is broken (it is empty)") == 2
+    assert err.count("is broken (its checksum is wrong") == 2
 
 
 def stopped_again(tmp_path):
@@ -252,6 +252,32 @@ def test_resume_refuses_an_edited_config(hdet, tmp_path):
         path.write_text(text)
         _, err = hdet("resume", "here", expect=2)
         assert len(err.splitlines()) == 1
+
+
+def test_resume_runs_code_that_a_folder_names_only_if_it_is_trusted(hdet, tmp_path):
+    stopped(hdet, tmp_path)
+    path, ran = tmp_path / "here/config.json", tmp_path / "ran"
+    (tmp_path / "task.py").write_text(f"import pathlib; pathlib.Path({str(ran)!r}).touch()")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "task.py:Task"}))
+    _, err = hdet("resume", "here", expect=2)
+    assert "--trust must be given for a task of your own, got 'task.py:Task'" in err
+    assert not ran.exists()
+    _, err = hdet("resume", "here", "--trust", expect=2)
+    assert "task must name a class" in err and ran.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "ablate", "report"])
+def test_an_empty_folder_is_not_the_current_one(hdet, tmp_path, command):
+    arguments = ["."] if command == "report" else ["--task", "quadratic"]
+    _, err = hdet(command, *arguments, "--out", "", expect=2)
+    assert "it must be a folder, got ''" in err and not list(tmp_path.iterdir())
+
+
+def test_a_sweep_runs_learning_rates_of_one_name_once(hdet, tmp_path):
+    arguments = ["--task", "quadratic", "--steps", "60", "--jobs", "1", "--json"]
+    out, _ = hdet("sweep", *arguments, "--lrs", "0.1,0.1,0.10000001", "--out", "here")
+    assert len(json.loads(out)["points"]) == 1
+    assert [folder.name for folder in (tmp_path / "here").iterdir() if folder.is_dir()] == ["lr0.1"]
 
 
 def test_a_run_is_replaced_only_once_the_new_one_can_begin(hdet, tmp_path):

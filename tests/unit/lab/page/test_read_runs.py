@@ -73,6 +73,11 @@ def test_a_missing_file_becomes_a_note(tmp_path: Path, missing: str) -> None:
         (b"[1]", "config.json cannot be read (it must hold an object, got a list)"),
         (b"\xff", "config.json cannot be read"),
         (b"[" * 100_000, "config.json cannot be read"),
+        (
+            b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}",
+            "config.json cannot be read (nested too deeply)",
+        ),
+        (b'{"a": "' + b"x" * 2**18 + b'"}', "config.json cannot be read (it must have at most 256 KiB)"),
     ],
 )
 def test_a_broken_object_becomes_a_note(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -81,6 +86,22 @@ def test_a_broken_object_becomes_a_note(tmp_path: Path, content: bytes, reason: 
     run = read_run(path)
     assert run.config == {} and len(run.records) == 60
     assert len(run.notes) == 1 and run.notes[0].startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["config.json", "records.jsonl", "result.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_only_plain_files_of_a_sensible_size_are_read(tmp_path: Path, name: str, kind: str) -> None:
+    path = write_run(tmp_path / "run")
+    (path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(path / name)
+    elif kind == "device":
+        (path / name).symlink_to("/dev/zero")
+    else:
+        with (path / name).open("wb") as file:
+            file.truncate(2**40)  # it takes no place
+    run = read_run(path)
+    assert run.notes == [f"{name} cannot be read (it must be a file of at most 256 MiB)"]
 
 
 def test_broken_lines_become_notes_and_the_rest_is_read(tmp_path: Path) -> None:
