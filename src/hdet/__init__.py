@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from hdet.search.with_torch import find_lr as find_lr
     from hdet.trackers import TensorBoardSink as TensorBoardSink
     from hdet.trackers import WandbSink as WandbSink
+    from hdet.tuning import tune as tune
 
 __version__ = "0.1.0"
 

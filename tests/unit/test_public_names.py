@@ -44,6 +44,7 @@ PLACES = {"__init__.py", "round_record.py", "steering/needs.py"}
 """Every controller may be named here, beside its own files in method/ and steering/."""
 RECIPES = {
     "auto.py": {"Guard", "Thermostat", "HeldOutWeightDecay"},  # it adds a guard, and tells what was found
+    "tuning.py": {"Thermostat", "HeldOutWeightDecay"},  # it chooses what is sound
     "schedules/one_cycle.py": {"Controller"},  # it asks for the paper's
     "presets.py": {"Controller"},
 }

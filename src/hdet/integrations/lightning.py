@@ -21,6 +21,7 @@ from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready,
 from hdet.records import RecordSink
 from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
+from hdet.search.loaders import twin
 from hdet.search.with_torch import find_lr
 from hdet.steering.needs import AnyController
 
@@ -301,16 +302,10 @@ class _Batches:
 
 
 def _twin(loader: Any) -> Any:
-    """Make a loader of the same data with its own order, generator and workers."""
+    """Make a loader of the same data with its own order."""
     if isinstance(loader, Iterator):
         raise HdetError(
             f"train_dataloader must be able to start over, got {type(loader).__name__}: return a DataLoader, "
             "so that the search does not take batches from the run"
         )
-    twin = copy.copy(loader)
-    if isinstance(loader, DataLoader):
-        memo = {id(loader.dataset): loader.dataset}  # the data itself is shared
-        for name in ("generator", "sampler", "batch_sampler"):
-            vars(twin)[name] = copy.deepcopy(vars(loader)[name], memo)
-        vars(twin)["_iterator"] = None  # of workers that stay
-    return twin
+    return twin(loader) if isinstance(loader, DataLoader) else copy.copy(loader)

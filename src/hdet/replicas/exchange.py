@@ -111,6 +111,15 @@ def exchange_within(
     return rows
 
 
+def exchange_with_all(
+    group: ReplicaGroup, message: Sequence[float], what: str = "an exchange"
+) -> list[list[float]]:
+    """Return the message of every process of every replica. Collective."""
+    here, width = exchange_within(group, message, what), len(message)
+    rows = exchange(group, [x for row in here for x in row], what)
+    return [row[i : i + width] for row in rows for i in range(0, len(row), width)]
+
+
 def gather(
     group: ReplicaGroup, joined: dist.ProcessGroup, rows: Sequence[Sequence[float]], what: str
 ) -> list[list[float]]:

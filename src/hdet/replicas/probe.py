@@ -111,9 +111,11 @@ ProbeOrBatches = Probe | Iterable[Any]
 
 
 def probe_of(
-    given: ProbeOrBatches | None, loss: Callable[[nn.Module, Any], Tensor] | None = None
+    given: ProbeOrBatches | None,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    name: str = "probe",
 ) -> Probe | None:
-    """Return what the user gave as a probe. Held-out batches become one where a loss is known.
+    """Return what the user gave as the argument ``name``. Held-out batches become one where a loss is known.
 
     >>> probe_of(lambda model: 0.0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -127,7 +129,7 @@ def probe_of(
     also = ", held-out batches such as a DataLoader or a list of them," if loss is not None else ""
     remedy = "write [batch]" if loss is not None and is_batch else REMEDY
     must = f"must be an hdet.Probe{also} or None"
-    raise bad_argument("probe", must, shown(given), remedy, kind=TypeError)
+    raise bad_argument(name, must, shown(given), remedy, kind=TypeError)
 
 
 def losses_of(probe: Probe, model: nn.Module | None) -> list[float]:

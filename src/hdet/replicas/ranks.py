@@ -18,6 +18,7 @@ from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
 from hdet.replicas.exchange import (
     Message,
     exchange,
+    exchange_with_all,
     exchange_within,
     joined_checksum,
     require_in_step,
@@ -212,9 +213,7 @@ class RankReplicas:
 
     def gathered(self, numbers: Sequence[float]) -> list[list[float]]:
         """Return these numbers of every process. Collective."""
-        here, width = exchange_within(self.group, numbers, "a look at the probe"), len(numbers)
-        rows = exchange(self.group, [x for row in here for x in row], "a look at the probe")
-        return [row[i : i + width] for row in rows for i in range(0, len(row), width)]
+        return exchange_with_all(self.group, numbers, "a look at the probe")
 
     def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """The one small exchange of a sync. Collective."""

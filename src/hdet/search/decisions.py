@@ -37,6 +37,8 @@ _MANY_REPLICAS = 6
 _RAMP_STEPS, _TRIAL_STEPS = 40, 40
 """Lengths in a run of 1000 steps. They grow with the root of its length. A ramp that does not turn goes on
 for half as long again, so that both take 8 to 10 % of 1000, 3.6 to 4.5 % of 5000."""
+_MOVED = 0.01
+"""Share of the first loss by which a ramp has moved it."""
 _MOST = 0.25
 """The search takes at most this share of a run's steps, where the best trial is the highest or the lowest and
 others are tried beyond it, or where nothing has been learnt and trials of twice the length are."""
@@ -220,7 +222,8 @@ class Answer:
 def next_lead(trials: Sequence[Trial], first_score: float, steps_then: int, total_steps: int) -> float | None:
     """Say how high the next trials reach if the best is at an end, so that the valley may lie beyond it.
 
-    Where nothing has been learnt, the lowest is the best because it does the least harm.
+    Where nothing has been learnt, the lowest is the best because it does the least harm. Where the highest is
+    the best, the user's number is reached whatever it costs: trials that ask for more must not lower it.
 
     Args:
         trials: of one length.
@@ -232,14 +235,18 @@ def next_lead(trials: Sequence[Trial], first_score: float, steps_then: int, tota
     300.0
     >>> next_lead([Trial(1.0, 2.0), Trial(30.0, 3.0)], 4.0, 120, 1000)
     3.0
+    >>> next_lead([Trial(0.02, 3.0), Trial(0.6, 2.0)], 4.0, 400, 1000)
+    6.0
     """
     scores = [(math.inf if trial.score is None else trial.score, trial.factor) for trial in trials]
     lowest, highest = min(trial.factor for trial in trials), max(trial.factor for trial in trials)
     best = min(scores)[1]
+    if best == highest < 1 and _has_learnt(trials, first_score):
+        return 10 * highest
     if steps_then > _MOST * total_steps:
         return None
     if best == highest:
-        return 10 * highest
+        return 10 * best
     return _SPAN / 10 * lowest if best == lowest and _has_learnt(trials, first_score) else None
 
 
@@ -334,6 +341,17 @@ def should_search_again(asked: float, found: float, trials: Sequence[Sequence[fl
     scored = [(score, lr) for lr, score in trials if lr is not None and score is not None]
     is_highest = bool(scored) and min(scored)[1] == max(lr for lr, _ in trials if lr is not None)
     return is_highest or abs(math.log(found / asked)) > math.log(_FARTHEST)
+
+
+def where_it_moves(ramp: Sequence[tuple[float, float]]) -> float | None:
+    """Give the learning rate at which the loss of a ramp first moves, if it never fell.
+
+    >>> where_it_moves([(1e-7, 2.0), (1e-6, 2.0), (1e-5, 2.1), (1e-4, 4.0)])
+    1e-05
+    """
+    first = ramp[0][1]
+    has_fallen = any(first - loss > _MOVED / 10 * abs(first) for _, loss in ramp)
+    return next((lr for lr, loss in ramp if loss - first > _MOVED * abs(first) and not has_fallen), None)
 
 
 def _kept(why: str) -> Answer:

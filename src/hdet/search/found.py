@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdet.errors import HdetError, bad_argument, warn
 from hdet.records import RoundRecord, SearchRecord
-from hdet.search.decisions import should_search_again
+from hdet.search.decisions import should_search_again, where_it_moves
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -45,6 +45,8 @@ class FoundLR:
     """The search took so many steps. All trials at the same time count as one."""
     total_steps: int | None = None
     """The length of the run that it is for. None in what an earlier version has saved."""
+    began_at: list[float] | None = None
+    """A second search began here; None where there was one search."""
 
     @property
     def expected_loss(self) -> float | None:
@@ -65,7 +67,24 @@ class FoundLR:
         The answer is more than 300 times off your guess, or the highest trial did best.
         """
         first = self._first_group
-        return should_search_again(self.asked[first], self.lr[first], self.trials)
+        return should_search_again((self.began_at or self.asked)[first], self.lr[first], self.trials)
+
+    @property
+    def next_guess(self) -> list[float] | None:
+        """Say where a second search should begin; None where it would not know more."""
+        if self.should_search_again:
+            return self.lr
+        moves = where_it_moves(self.ramp) if self.is_guess else None
+        return None if moves is None else [lr * moves / self.asked[self._first_group] for lr in self.asked]
+
+    def then(self, again: FoundLR) -> FoundLR:
+        """Join what a second search has found, that began at :attr:`next_guess`."""
+        num_steps = self.num_steps + again.num_steps
+        if again.is_guess:
+            return replace(self, num_steps=num_steps)
+        reason = "a second search: " + again.reason.replace("your guess", "where it began")
+        began_at = again.asked
+        return replace(again, asked=self.asked, began_at=began_at, reason=reason, num_steps=num_steps)
 
     @property
     def _first_group(self) -> int:

@@ -22,7 +22,7 @@ from hdet.checks import require_flag, require_kind, require_number
 from hdet.errors import bad_argument
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, same_draws
-from hdet.replicas.exchange import exchange, exchange_within, raising_together, require_same_settings
+from hdet.replicas.exchange import exchange, exchange_with_all, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import first_loss, scalar_of
@@ -372,8 +372,7 @@ class _TorchTrainee:
 
     def _of_all(self, value: float) -> list[float]:
         """Gather the number of every rank."""
-        rows = exchange_within(self._everyone, [value])
-        return [x for row in exchange(self._everyone, [row[0] for row in rows]) for x in row]
+        return [x for (x,) in exchange_with_all(self._everyone, [value])]
 
 
 def _digest(batch: Any) -> float:
