@@ -48,6 +48,8 @@ _NUM_KEPT = 4
 """Training batches that a thermostat scores on where there is no held-out data."""
 _SOME_DECAY = 5e-4
 """The weight decay of SGD that held-out data moves, where it has none: zero is its default, and no choice."""
+_OFTEN = 0.9
+"""Share of steps whose gradient is clipped, from which on a thermostat lowers a good learning rate of SGD."""
 _MOST_STATISTICS = 100
 """Batches that BatchNorm takes its last statistics from, at most."""
 
@@ -208,19 +210,10 @@ def tune(
     # Ranks may have a batch or an example more than others, and must decide alike.
     least = exchange_with_all(group, [num_batches, held.num_examples if held else 0])
     num_batches, num_examples = (min(column) for column in zip(*least, strict=True))
-    notes, chosen = list[str](), list[AnyController](given or ())
-    if given is None:
-        if why := _no_thermostat(plain, facts):
-            notes.append(f"No thermostat: {why}.")
-        else:
-            chosen.append(Thermostat())
-        if why := _no_weight_decay(plain, facts, num_batches, num_examples):
-            notes.append(f"The weight decay stays as it is: {why}.")
-        else:
-            chosen.append(HeldOutWeightDecay())
     checkpoint = None if resume is None else load_checkpoint(resume)
+    before = None if checkpoint is None else checkpoint.states.get("auto", {}).get("search")
+    found = None if before is None else FoundLR(**before)
     with unchanged_on_error(plain):
-        found = None
         if learning_rate == "search" and checkpoint is None:
             found = _searched(
                 model,
@@ -233,6 +226,16 @@ def tune(
                 replicas=replicas,
                 progress=progress,
             )
+        notes, chosen = list[str](), list[AnyController](given or ())
+        if given is None:
+            if why := _no_thermostat(plain, facts, clip_norm, found):
+                notes.append(f"No thermostat: {why}.")
+            else:
+                chosen.append(Thermostat())
+            if why := _no_weight_decay(plain, facts, num_batches, num_examples):
+                notes.append(f"The weight decay stays as it is: {why}.")
+            else:
+                chosen.append(HeldOutWeightDecay())
         if any(isinstance(one, HeldOutWeightDecay) for one in chosen) and not _decays(plain):
             for parameters in plain.param_groups:
                 parameters["weight_decay"] = _SOME_DECAY
@@ -240,7 +243,7 @@ def tune(
         is_steered = bool({Thermostat, HeldOutWeightDecay} & set(map(type, chosen)))
         auto = Tuned(
             optimizer,
-            found=found,
+            found=found if checkpoint is None else None,
             notes=notes,
             batches=batches,
             loss=loss,
@@ -266,13 +269,17 @@ def tune(
 # --- what is sound here ----------------------------------------------------------------------------------
 
 
-def _no_thermostat(optimizer: Optimizer, facts: Facts) -> str:
+def _no_thermostat(optimizer: Optimizer, facts: Facts, clip_norm: float | None, found: FoundLR | None) -> str:
     """Say why a thermostat is left out; nothing where it is sound."""
     least = LEAST_STEPS * NUM_ROUNDS
     if facts.total_steps is not None and facts.total_steps < least:
         return f"it needs a run of {least} steps, and this one has {facts.total_steps}"
     if isinstance(optimizer, (RMSprop, Adagrad)):
         return f"what averaging gains does not tell the learning rate of {type(optimizer).__name__}"
+    share = 1.0 if found is None or found.clipped is None else found.clipped
+    if clip_norm is not None and isinstance(optimizer, SGD) and share > _OFTEN:
+        seen = "may be" if found is None else "are"
+        return f"gradients {seen} clipped in nearly every step of SGD, so averaging tells little"
     return next((str(need.error(facts)) for need in unmet(Thermostat(), facts)), "")
 
 

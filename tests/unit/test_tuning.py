@@ -134,6 +134,16 @@ def test_what_cannot_be_combined_is_refused_before_the_search(settings, words):
         tuned(**({"learning_rate": "search", "loader": []} | settings))
 
 
+@pytest.mark.parametrize("clip_norm, is_left_out", [(1e-3, True), (1e3, False)])
+def test_no_thermostat_where_gradients_of_sgd_are_clipped_in_nearly_every_step(clip_norm, is_left_out):
+    auto = tuned(torch.optim.SGD, learning_rate="search", clip_norm=clip_norm)
+    assert auto.found is not None and auto.found.clipped == float(is_left_out)
+    assert ("thermostat" in kinds(auto)) != is_left_out
+    assert ("gradients are clipped in nearly every step" in auto.summary()) == is_left_out
+    assert "thermostat" in kinds(tuned(learning_rate="search", clip_norm=clip_norm))  # Adam divides it out
+    assert "gradients may be clipped" in tuned(torch.optim.SGD, clip_norm=clip_norm).summary()
+
+
 def test_a_search_at_its_limits_is_made_again():
     model, loader = net(), loader_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8)

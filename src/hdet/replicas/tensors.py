@@ -103,19 +103,19 @@ def whole(tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> None:
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
     """Clip gradients by their norm, also where parameters lie on different meshes, which torch's own refuses.
 
-    A gradient that tensor parallelism holds on several ranks counts once.
+    A gradient that tensor parallelism holds on several ranks counts once. Returns the norm before.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not any(is_sharded(gradient) for gradient in gradients):
-        nn.utils.clip_grad_norm_(parameters, max_norm)
-        return
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
     norms = torch.stack([whole(torch.linalg.vector_norm(gradient)) for gradient in gradients])
-    factor = (max_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+    norm = torch.linalg.vector_norm(norms)
     for gradient in gradients:
-        local_part(gradient).mul_(factor)
+        local_part(gradient).mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def fully_sharded(model: nn.Module | None) -> list[Any]:

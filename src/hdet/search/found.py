@@ -47,6 +47,8 @@ class FoundLR:
     """The length of the run that it is for. None in what an earlier version has saved."""
     began_at: list[float] | None = None
     """A second search began here; None where there was one search."""
+    clipped: float | None = None
+    """Share of the ramp's steps whose gradient was clipped; None without ``clip_norm``."""
 
     @property
     def expected_loss(self) -> float | None:

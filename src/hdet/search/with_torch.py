@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,8 @@ def find_lr(
         trainee.saved.put_back(after_error=True)
         raise
     trainee.saved.put_back()
+    if clipped := trainee.are_clipped:
+        found = replace(found, clipped=sum(clipped) / len(clipped))
     remember_search(optimizer, found.asked, found.lr)
     if everyone.is_writer:
         _log.log(logging.WARNING if found.is_guess else logging.INFO, "%s", found)
@@ -153,6 +155,8 @@ class _TorchTrainee:
     _has_rows: bool = True
     """Trials can be made in one pass, as far as is known."""
     _averager: Averager | None = None
+    are_clipped: list[bool] = field(default_factory=list)
+    """Of every step of the ramp whose gradient may be clipped: it was."""
 
     def __post_init__(self) -> None:
         # The ranks of a sharded model make every trial together.
@@ -334,7 +338,9 @@ class _TorchTrainee:
             averager.average_([local_part(p.grad) for p in trained if p.grad is not None])
         value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
-            clip_gradients(self.saved.parameters, self._clip_norm)
+            norm = clip_gradients(self.saved.parameters, self._clip_norm)
+            if averager is not None:
+                self.are_clipped.append(norm.item() > self._clip_norm)
         if math.isfinite(value):
             self._optimizer.step()
         return math.isfinite(value)
