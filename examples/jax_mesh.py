@@ -42,8 +42,9 @@ mesh = Mesh(np.array(jax.devices()), ("replica",))
 shapes = {"table": (256, 16), "first": (256, 64), "last": (64, 256)}
 params = {n: jax.random.normal(jax.random.key(i), shapes[n]) / 16 for i, n in enumerate(shapes)}
 plan = optax.cosine_onecycle_schedule(STEPS, peak_value=1.0, pct_start=0.3)  # times the learning rate
-paper = Controller(form="paper", start=STEPS * 3 // 10, decay=1 - 0.22 ** (1 / (0.035 * STEPS)))
-ensemble = hdet.jax.Ensemble(num_replicas=8, sync_every=20, spread=1 / 9, schedule=plan, controllers=[paper])
+paper = Controller(form="paper", start=STEPS * 3 // 10, end=0.22)  # of the learning rate at the start
+settings = {"num_replicas": 8, "sync_every": 20, "total_steps": STEPS, "schedule": plan}
+ensemble = hdet.jax.Ensemble(spread=1 / 9, controllers=[paper], **settings)
 tx = ensemble.wrap(optax.inject_hyperparams(optax.adamw)(learning_rate=3e-3))
 params, opt_state = ensemble.repeat((params, tx.init(params)), mesh)
 mapped = {"mesh": mesh, "in_specs": ROW, "out_specs": ROW}

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 import hdet
+from hdet import presets
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 FILES = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-GROUPS = {"embedding": "0.weight", "hidden": "2.weight", "head": "4.weight", "no_decay": "bias"}
 
 
 def windows(files: list[Path], num_batches: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -42,19 +42,15 @@ dist.init_process_group("gloo") if dist.is_torchelastic_launched() else sys.exit
 torch.manual_seed(0)
 layers = nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)
 model = DistributedDataParallel(nn.Sequential(*layers))
-named = list(model.module.named_parameters())
-groups = [{"name": g, "params": [p for name, p in named if name.endswith(GROUPS[g])]} for g in GROUPS]
-optimizer = torch.optim.AdamW(groups)
+groups = presets.four_groups(model.module, transformer="2.")  # here the hidden layer
+optimizer = torch.optim.Adam(groups)
 train(model, optimizer, OneCycleLR(optimizer, 3e-3, STEPS), seed=dist.get_rank())  # the checkpoint
-hdet.warm_start(model, noise_scale=0.01)  # eq. 10: other noise on every replica
-settings = {"ensemble_lr_spread_ratio": 1 / 9, "model_sync_interval": STEPS // 50}
-controller = {"enable_auto_lr": True, "auto_lr_warmup_steps": STEPS // 3, "loss_scale": "auto"}
-decay = 1 - 0.22 ** (1 / 33)  # the paper's run ends at 22 % of the peak, here in 33 rounds
-optimizer = torch.optim.AdamW(groups)
-scheduler = hdet.OneCycleAutoLR(optimizer, 3e-3, STEPS, decay=decay, **settings, **controller)
+hdet.warm_start(model, noise_scale=0.01, norm="global")  # eq. 10: other noise on every replica
+optimizer = torch.optim.Adam(groups)
+scheduler = hdet.OneCycleAutoLR(optimizer, max_lr=3e-3, **presets.paper(STEPS))  # T is a hundredth of the run
 train(model, optimizer, scheduler, seed=2 + dist.get_rank())
 held_out = [cross_entropy(model.module(x), y).item() for x, y in windows(FILES[:20], 30, seed=1)]
-shown = ", ".join(f"{g} {lr:.2g}" for g, lr in zip(GROUPS, scheduler.ensemble.base.values(), strict=True))
+shown = ", ".join(f"{name} {lr:.2g}" for name, lr in scheduler.ensemble.base.items())
 if dist.get_rank() == 0:  # all replicas end with the same weights
     print(f"held-out loss {sum(held_out) / 30:.4f}; shared learning rates {shown}")
 dist.destroy_process_group()

@@ -169,7 +169,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     controllers = {
         "log": [hdet.Controller(form="log", start=args.controller_start)],
-        "paper": [hdet.Controller(form="paper", start=args.controller_start, decay="floor")],
+        "paper": [hdet.Controller(form="paper", start=args.controller_start, end="floor")],
         "none": [],
     }
     ensemble = hdet.Ensemble(

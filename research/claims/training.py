@@ -81,7 +81,7 @@ def _run_with_prior(
         task.loss,
         num_replicas=config.replicas,
         explore=[prior.learning_rate(config.lr)],
-        controllers=[hdet.Controller(form="paper", start=config.controller_start, decay="floor")],
+        controllers=[hdet.Controller(form="paper", start=config.controller_start, end="floor")],
         scheduler=LambdaLR(optimizer, partial(one_cycle, total_steps=config.steps, warmup=config.warmup)),
         sync_every=config.sync_every,
         total_steps=config.steps,

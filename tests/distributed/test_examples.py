@@ -87,7 +87,7 @@ def test_the_papers_whole_method(tmp_path, name, ranks):
     shown = run(name, "100", ranks=ranks, cwd=tmp_path)
     losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", shown)]
     assert len(losses) == 1 and losses[0] < 4.5
-    lrs = [float(lr) for lr in re.findall(r"(?:embedding|hidden|head|no_decay) ([\de.-]+)", shown)]
+    lrs = [float(lr) for lr in re.findall(r"(?:embedding|transformer|no_decay) ([\de.-]+)(?=,|\n|$)", shown)]
     assert len(set(lrs)) > 3 and all(1e-4 < lr < 3e-3 for lr in lrs)  # every group goes its own way
 
 

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.method import reference
-from hdet.method.controller import equation8
 from hdet.round_record import ComparingRecord
 from tests.helpers.models import Net, batch, make_optimizer, parameter_groups, predict
 from tests.helpers.replicas import run_replicas
@@ -34,9 +33,10 @@ OPTIMIZERS = {
     "adamw": reference.adam(decoupled_weight_decay=0.1),
 }
 RULES: dict[str, dict[str, Any]] = {
-    "printed": {"decay": "equation8", "loss_scale": 0.1},
-    "printed with the temperature of the code": {"decay": "equation8", "loss_scale": 0.002},
-    "floor": {"decay": "floor", "loss_scale": "auto"},
+    "paper": {"end": 0.22, "loss_scale": 0.1, "assignment": "paper"},
+    "printed": {"end": "final_div_factor", "loss_scale": 0.1},
+    "printed with the temperature of the code": {"end": "final_div_factor", "loss_scale": 0.002},
+    "floor": {"end": "floor", "loss_scale": "auto"},
     "log": {},
     "no controller": {},
     "tail": {"average_tail": 0.2},
@@ -118,12 +118,11 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         controller = hdet.Controller(form="log", start=START)
     elif rule not in HAS_NO_CONTROLLER:
         chosen = RULES[rule]
-        literal = equation8(5, 20, (TOTAL - START) / EVERY)
         controller = hdet.Controller(
             form="paper",
             start=START,
             temperature=chosen["loss_scale"],
-            decay=literal if chosen["decay"] == "equation8" else "floor",
+            end=20 / 5 if chosen["end"] == "final_div_factor" else chosen["end"],
         )
     return reference.train(
         flat if num_groups == 4 else [torch.cat(flat)],
@@ -139,6 +138,7 @@ def run_reference(num_replicas: int, optimizer_name: str, num_groups: int, rule:
         floors=[lr / 5 / 20 for lr in MAX_LR[num_groups]],
         seed=SEED,
         average_tail=RULES[rule].get("average_tail", 0.0),
+        assignment=RULES[rule].get("assignment", "random"),
     )
 
 
@@ -190,7 +190,7 @@ def test_real_replicas_equal_the_reference(num_replicas: int, num_groups: int, r
 
 def test_the_controller_moves_the_base_in_these_runs() -> None:
     """Guards the test above: with a base that never moved it would prove little."""
-    for rule in ("printed", "floor", "log"):
+    for rule in ("paper", "printed", "floor", "log"):
         trace = run_reference(4, "sgd", 1, rule)
         assert any(r.velocities[0] != 0 for r in trace.rounds)
         assert trace.rounds[-1].bases[0] != pytest.approx(planned(1)[TOTAL][0], rel=1e-3)

@@ -32,7 +32,7 @@ JUMP = range(100, 130)
 
 CONTROLLERS = {
     "guard": hdet.Guard(factor=4.0),
-    "paper": hdet.Controller(form="paper", decay=0.01),
+    "paper": hdet.Controller(form="paper", end=0.7),
     "log": hdet.Controller(form="log"),
     "thermostat": hdet.Thermostat(),
     "weight_decay": hdet.HeldOutWeightDecay(start="auto"),
@@ -308,7 +308,7 @@ def braked(
 
 @pytest.mark.parametrize("form", ["paper", "log"])
 def test_a_brake_divides_the_learning_rate_that_a_comparing_controller_has_come_to(form: Any):
-    rounds = braked(hdet.Controller(form=form, decay=0.0))
+    rounds = braked(hdet.Controller(form=form))
     braking = [(a, b) for a, b in itertools.pairwise(rounds) if b[0] > a[0]]
     assert len(braking) == 2 and all(b[1] == pytest.approx(a[1] / 3) for a, b in braking)
     assert min(base for _, base in rounds) > 0.005, "it was -0.549 with the paper's form"

@@ -17,7 +17,7 @@ from hdet.method.controller import Controller
 
 CASES: dict[str, dict[str, Any]] = {
     "no_controller": {"controller": None},
-    "paper": {"controller": Controller(form="paper", start=10, temperature=0.01, decay="floor")},
+    "paper": {"controller": Controller(form="paper", start=10, temperature=0.01, end="floor")},
     "log": {"controller": Controller(form="log", start=10)},
 }
 

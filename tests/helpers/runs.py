@@ -44,7 +44,7 @@ def _train(controller: str, num_replicas: int, steps: int, lr: float, seed: int)
     controllers = {
         "none": [],
         "log": [hdet.Controller(form="log")],
-        "paper": [hdet.Controller(form="paper", decay=0.02, start=60, step_size=0.2)],
+        "paper": [hdet.Controller(form="paper", end=0.38, start=60, step_size=0.2)],
         "guard": [hdet.Guard()],
     }
     is_guarded = controller == "guard"

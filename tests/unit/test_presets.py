@@ -160,3 +160,30 @@ def test_rules_compare_the_probe_also_before_a_save():
     assert [record.ends_round for record in records] == [True, False]
     for record in records:
         assert record.merge_weights == WeightedPull().shares(record.probes)
+
+
+@pytest.mark.filterwarnings("ignore:replica .* of 8 was asked for")
+@pytest.mark.parametrize("rank", range(8))
+def test_in_the_papers_settings_rank_r_begins_with_multiplier_r(rank):
+    """Rank 0 of 8 starts at 8/9 of the base (Algorithm 1, line 3)."""
+    optimizer = torch.optim.Adam(presets.four_groups(nn.Sequential(nn.Linear(2, 2)), "0."))
+    assert [group["name"] for group in optimizer.param_groups] == ["no_decay", "transformer"]
+    scheduler = hdet.OneCycleAutoLR(optimizer, 9e-4, rank=rank, world_size=8, **presets.paper(3000))
+    assert scheduler.get_last_lr() == pytest.approx([9e-4 / 25 * (1 + (rank - 3.5) / 3.5 / 9)] * 2)
+
+
+def test_in_the_papers_settings_multipliers_are_drawn_anew_from_where_the_controller_starts():
+    records = hdet.Records()
+    settings = presets.paper_ensemble(30) | {"records": records}
+    ensemble = hdet.VirtualEnsemble(
+        model := Net(), torch.optim.Adam(model.parameters(), lr=0.01), loss_of, **settings
+    )
+    for step in range(30):
+        ensemble.step(batches=[batch(r, step) for r in range(8)])
+    rows = [record.multipliers["lr"] for record in records]
+    in_order = [1 + (r - 3.5) / 3.5 / 9 for r in range(8)]
+    assert [record.step for record in records] == [5, 10, 15, 20, 25, 30]
+    assert all(row == pytest.approx(in_order) for row in rows[:2])  # S_warm is a third of the run
+    assert all(sorted(row) == pytest.approx(in_order) != row for row in rows[2:])
+    assert len({tuple(row) for row in rows[2:]}) == 4
+    assert records[-1].base["lr"] < records[1].base["lr"] * 0.4

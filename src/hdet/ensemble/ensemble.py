@@ -68,8 +68,9 @@ class Ensemble(Readings, Closing):
         seed: of the assignments, the same on every replica.
         records: takes a :class:`RoundRecord` per sync, on replica zero.
         bucket_mib: buffer size for averaging, in MiB.
-        assignment: how replicas are placed in the spreads of several hyperparameters: ``"random"`` as in the
-            paper, or uncorrelated, ``"latin"`` or ``"factorial"``; see :func:`hdet.method.fan_out.assign`.
+        assignment: how replicas are placed in the spreads: ``"random"``, anew in each round, ``"paper"``, the
+            same from where the controller starts, or of several hyperparameters uncorrelated, ``"latin"`` or
+            ``"factorial"``; see :func:`hdet.method.fan_out.assign`.
         gradients: ``"shared"``, the mean over replicas at every step, as DistributedDataParallel makes it, or
             ``"local"``, each replica its own, so that nothing is sent between syncs. With
             DistributedDataParallel pass that module as ``model``. With fully_shard, shard over
@@ -118,7 +119,7 @@ class Ensemble(Readings, Closing):
         seed: int = 0,
         records: RecordSink | None = None,
         bucket_mib: float = 25.0,
-        assignment: Literal["random", "latin", "factorial"] = "random",
+        assignment: Literal["random", "paper", "latin", "factorial"] = "random",
         gradients: Literal["shared", "local"] = "shared",
         merge: Merge | None = None,
         moments: Literal["auto", "average", "keep", "reset"] = "auto",

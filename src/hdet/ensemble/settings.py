@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate, WeightDecay
 from hdet.explore.values import hyperparameters_of
+from hdet.method.controller import num_fixed_rounds
 from hdet.method.fan_out import DESIGNS
 from hdet.method.merges import MeanMerge, Merge
 from hdet.records import RecordSink
 from hdet.replicas.probe import Probe, probe_of
 from hdet.replicas.tensors import has_coupled_decay
-from hdet.steering.needs import AnyController, Facts, controllers_of, require_needs
+from hdet.steering.needs import AnyController, Facts, comparing, controllers_of, require_needs
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -36,7 +37,7 @@ class Options(TypedDict, total=False):
     records: RecordSink | None
     seed: int
     average_tail: float
-    assignment: Literal["random", "latin", "factorial"]
+    assignment: Literal["random", "paper", "latin", "factorial"]
     gradients: Literal["shared", "local"]
     merge: Merge | None
     moments: Literal["auto", "average", "keep", "reset"]
@@ -54,7 +55,7 @@ class Settings:
     total_steps: int | None
     seed: int
     bucket_mib: float
-    assignment: Literal["random", "latin", "factorial"]
+    assignment: Literal["random", "paper", "latin", "factorial"]
     gradients: Literal["shared", "local"]
     merge: Merge | None
     moments: Literal["auto", "average", "keep", "reset"]
@@ -122,6 +123,11 @@ class Settings:
     def is_local(self) -> bool:
         """Tell if each replica trains with its own gradients."""
         return self.gradients == "local"
+
+    @property
+    def num_fixed_rounds(self) -> float:
+        """Count the rounds before replicas are compared, in which ``assignment="paper"`` keeps places."""
+        return num_fixed_rounds(comparing(self.controllers), self.sync_every)
 
     @property
     def rule(self) -> Merge:

@@ -257,7 +257,8 @@ class Reassign:
     def positions(self, round_index: int) -> dict[str, list[float]]:
         """Place every replica in every spread, from -1 to 1."""
         names, told = [tunable.name for tunable in self.values.tunables], self.settings
-        return assign(told.assignment, self.replicas.count, told.seed, round_index, names)
+        design = (told.assignment, self.replicas.count, told.seed, round_index, names, told.num_fixed_rounds)
+        return assign(*design)
 
     def run(self, sync: Sync) -> None:
         """Draw the multipliers of the next round."""

@@ -103,7 +103,7 @@ class OptimizerField(Spreading):
     """A spread for each parameter group, in place of one for all; see :func:`hdet.prior_from`."""
 
     floor: float | Sequence[float] | None = None
-    """Where ``Controller(decay="floor")`` takes the base by the end; one for all groups, or one each."""
+    """Where ``Controller(end="floor")`` takes the base by the end; one for all groups, or one each."""
 
     name: ClassVar[str] = ""
     keys: ClassVar[tuple[tuple[str, int | None], ...]] = ()

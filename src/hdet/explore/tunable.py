@@ -32,7 +32,7 @@ class Tunable:
     bounds: tuple[float, float] | None = None
     """Every replica's value stays between them."""
     floor: float | None = None
-    """Where ``decay="floor"`` takes the base."""
+    """Where ``end="floor"`` takes the base."""
     changes_loss: bool = False
     """Tells whether losses of replicas with different values cannot be compared."""
     is_scheduled: bool = False

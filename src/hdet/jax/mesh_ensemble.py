@@ -67,6 +67,8 @@ class Ensemble:
     controllers: Sequence[rules.Controller] = ()
     """What moves the shared values: ``[hdet.Controller(form="paper", ...)]``. Without one they follow the
     plan."""
+    total_steps: int | None = None
+    """Length of the run, at whose end the controller's decay ends."""
     gradients: Literal["shared", "local"] = "shared"
     """``"shared"`` where you average gradients over the axis, as in the paper. With ``"local"`` ones
     :meth:`converge` averages what the optimizer keeps too."""
@@ -80,6 +82,8 @@ class Ensemble:
         require_count("sync_every", self.sync_every)
         require_count("seed", self.seed, at_least=0)
         require_choice("gradients", self.gradients, ("shared", "local"))
+        if self.total_steps is not None:
+            require_count("total_steps", self.total_steps)
         for name, spread in self._spreads.items():
             require_number(f"spread of {name}", spread, at_least=0, below=1)
         if self.schedule is not None and RATE not in self._spreads:
@@ -88,15 +92,16 @@ class Ensemble:
             )
         is_list = isinstance(self.controllers, Sequence) and len(self.controllers) <= 1
         if not is_list or not all(
-            isinstance(one, rules.Controller) and one.form == "paper" and one.decay != "floor"
+            isinstance(one, rules.Controller) and one.form == "paper" and one.end != "floor"
             for one in self.controllers
         ):
             raise bad_argument(
                 "controllers",
-                "must be [hdet.Controller(form='paper')] with a number as decay, or empty",
+                "must be [hdet.Controller(form='paper')] with a number as end, or empty",
                 repr(self.controllers),
-                "hdet.method.controller.floor_matching gives the decay that ends at a floor",
             )
+        if self.total_steps is None and any(one.end != 1 for one in self.controllers):
+            raise bad_argument("total_steps", "must be given for a controller whose decay ends", "None")
 
     def wrap(self, tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
         """Let every replica use its own values: base times multiplier (paper, eqs. 1 and 2).
@@ -204,7 +209,7 @@ class Ensemble:
             section = ComparingRecord(velocity=dict(zip(bases, told.velocity.tolist(), strict=True)))
             record.controllers[section.name] = section
             if step >= controller.start:
-                _steer(controller, record, section)
+                _steer(controller, self._decay(controller), record, section)
                 held, velocity = (np.array([*x.values()]) for x in (record.base, section.velocity))
                 told = told._replace(held=held, velocity=velocity)
         record.base = dict(zip(bases, self._bases(told, step).tolist(), strict=True))
@@ -215,6 +220,13 @@ class Ensemble:
     @property
     def _spreads(self) -> Mapping[str, float]:
         return self.spread if isinstance(self.spread, Mapping) else {RATE: self.spread}
+
+    def _decay(self, controller: rules.Controller) -> float:
+        """Give the share of the base that the controller takes away each round."""
+        if self.total_steps is None:
+            return 0.0
+        num_rounds = rules.num_controlled_rounds(controller.start, self.sync_every, self.total_steps)
+        return rules.decay_to(float(controller.end), max(1, num_rounds))
 
     def _multipliers(self, round_index: int, inner_state: Any) -> dict[str, list[float]]:
         """Draw the multipliers of all replicas for a round (eq. 9), by the names that records use."""
@@ -274,7 +286,7 @@ def _measure(record: RoundRecord, reports: list[list[float]]) -> None:
         )
 
 
-def _steer(settings: rules.Controller, record: RoundRecord, section: ComparingRecord) -> None:
+def _steer(settings: rules.Controller, decay: float, record: RoundRecord, section: ComparingRecord) -> None:
     """Move the bases in the record by what the replicas saw (paper, eqs. 4 to 7)."""
     seen = {r: x for r, x in enumerate(record.losses) if x is not None and r not in record.excluded}
     losses = list(seen.values())
@@ -290,11 +302,7 @@ def _steer(settings: rules.Controller, record: RoundRecord, section: ComparingRe
     section.weights = [0.0] * record.num_replicas
     for r, weight in zip(seen, weights, strict=True):
         section.weights[r] = weight
-    constants = {
-        "momentum": settings.momentum,
-        "step_size": settings.step_size,
-        "decay": float(settings.decay),
-    }
+    constants = {"momentum": settings.momentum, "step_size": settings.step_size, "decay": decay}
     for name, values in record.values.items():
         signal = section.signal[name] = rules.weighted_deviation(weights, [values[r] for r in seen])
         old = rules.ControllerState(record.base[name], section.velocity[name])

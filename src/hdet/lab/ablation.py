@@ -25,7 +25,7 @@ from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
 from hdet.lab.train.trainers import Trainer
-from hdet.method.controller import first_controlled_sync, floor_matching, num_controlled_rounds
+from hdet.method.controller import decay_to, first_controlled_sync, num_controlled_rounds
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
 from hdet.round_record import is_learning_rate
@@ -81,7 +81,7 @@ def decay_shape(step: int, *, steps: int, end: float = RESIDUAL) -> float:
     first = first_controlled_sync(start, interval)
     if step < first:
         return one_cycle(step, steps)
-    gamma = floor_matching(taken_over(steps), end, num_controlled_rounds(start, interval, steps))
+    gamma = decay_to(end / taken_over(steps), num_controlled_rounds(start, interval, steps))
     return taken_over(steps) * (1 - gamma) ** (1 + (step - first) // interval)
 
 

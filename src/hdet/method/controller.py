@@ -118,33 +118,25 @@ def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[fl
     return solution
 
 
-def equation8(div_factor: float, final_div_factor: float, num_rounds: float) -> float:
-    r"""The decay as printed (paper, eq. 8).
+def decay_to(end: float, num_rounds: float) -> float:
+    r"""The decay that takes the base to a share of itself in so many rounds (paper, eq. 8).
 
-    .. math:: \gamma = 1 - \exp\left(-\frac{\log(f_{div}/f_{final})}{K}\right)
+    .. math:: \gamma = 1 - \exp\left(-\frac{\log(f_{div}/f_{final})}{K}\right) = 1 - \text{end}^{1/K},
+              \qquad \text{end} = f_{final} / f_{div}
 
-    At torch's defaults (25 and 1e4) the logarithm is negative, so :math:`\gamma < 0` and the base
-    *grows*, by :math:`f_{final}/f_{div} = 400` over the run. Kept for comparison only.
+    The paper says that it matches the floor of OneCycleLR, and not what :math:`f_{final}` is. As the final
+    *fraction*, 1e-4 at torch's defaults, it does: from the peak it ends at max_lr / (25 * 1e4). As torch's
+    ``final_div_factor``, 1e4, it makes the base *grow*, 400-fold.
 
-    >>> round((1 - equation8(25.0, 1e4, 10)) ** 10, 6)
+    >>> round(decay_to(end=0.25, num_rounds=2), 12)
+    0.5
+    >>> final_fraction, final_div_factor, div_factor = 1e-4, 1e4, 25
+    >>> round((1 - decay_to(final_fraction / div_factor, 10)) ** 10 * (25 * 1e4), 9)
+    1.0
+    >>> round((1 - decay_to(final_div_factor / div_factor, 10)) ** 10, 6)
     400.0
     """
-    return 1 - math.exp(-math.log(div_factor / final_div_factor) / num_rounds)
-
-
-def floor_matching(start: float, floor: float, num_rounds: float) -> float:
-    r"""The decay that takes the base from ``start`` to ``floor`` in ``num_rounds`` rounds.
-
-    .. math:: \gamma = 1 - (\text{floor}/\text{start})^{1/K}
-
-    This is what the paper says of eq. 8 in words. For a one-cycle schedule the floor is
-    max_lr / (div_factor * final_div_factor).
-
-    >>> gamma = floor_matching(start=1.0, floor=0.01, num_rounds=2)
-    >>> round((1 - gamma) ** 2, 12)
-    0.01
-    """
-    return 1 - (floor / start) ** (1 / num_rounds)
+    return 1 - end ** (1 / num_rounds)
 
 
 def first_controlled_sync(start: int, sync_every: int) -> int:
@@ -166,6 +158,15 @@ def num_controlled_rounds(start: int, sync_every: int, total_steps: int) -> int:
     (8, 7)
     """
     return -(-(total_steps - first_controlled_sync(start, sync_every)) // sync_every)
+
+
+def num_fixed_rounds(controller: Controller | None, sync_every: int) -> float:
+    """Count the rounds before the first move of a controller; without one there is no end of them.
+
+    >>> num_fixed_rounds(Controller(start=21), 10), num_fixed_rounds(None, 10)
+    (3.0, inf)
+    """
+    return first_controlled_sync(controller.start, sync_every) / sync_every if controller else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +198,9 @@ class Controller:
     """Softness of the replicas' weights (eq. 4); ``"auto"`` is the spread of their losses.
     The paper states 0.1, its code uses 0.002. The log form does not use it."""
 
-    decay: float | Literal["floor"] = 0.0
-    """Share of the base that is taken away each round (paper form). ``"floor"`` matches the floor of
-    each hyperparameter at the end of training; it needs a floor and ``total_steps``."""
+    end: float | Literal["floor"] = 1.0
+    """Share of the base at ``start`` where the decay ends, by equal factors (paper form). It needs
+    ``total_steps``, unless it is 1: no decay. ``"floor"`` ends at the floor of each hyperparameter."""
 
     max_correction: float = 100.0
     """The log form keeps its correction between 1 / max_correction and max_correction."""
@@ -210,14 +211,14 @@ class Controller:
         require_number("step_size", self.step_size, above=0)
         require_number("momentum", self.momentum, at_least=0, below=1)
         require_number_or_choice("temperature", self.temperature, ("auto",), above=0)
-        require_number_or_choice("decay", self.decay, ("floor",), below=1)
+        require_number_or_choice("end", self.end, ("floor",), above=0)
         require_number("max_correction", self.max_correction, at_least=1)
-        if self.form == "log" and self.decay != 0.0:
+        if self.form == "log" and self.end != 1.0:
             remedy = (
                 "there the planned schedule goes on and brings its own decay; use form='paper' to replace "
                 "the schedule by a decay"
             )
-            raise bad_argument("decay", "must be 0 for form='log'", repr(self.decay), remedy)
+            raise bad_argument("end", "must be 1 for form='log'", repr(self.end), remedy)
         if self.form == "log" and self.step_size > 1:
             remedy = "larger steps would leave the range that the replicas explored"
             raise bad_argument("step_size", "must be at most 1 for form='log'", repr(self.step_size), remedy)

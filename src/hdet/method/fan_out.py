@@ -79,7 +79,7 @@ def factor_limits(
     return low / lowest / base, high / highest / base
 
 
-DESIGNS = ("random", "latin", "factorial")
+DESIGNS = ("random", "paper", "latin", "factorial")
 
 
 def permutation(num_replicas: int, seed: int, round_index: int, name: str) -> list[int]:
@@ -101,12 +101,19 @@ def permutation(num_replicas: int, seed: int, round_index: int, name: str) -> li
 
 
 def assign(
-    design: str, num_replicas: int, seed: int, round_index: int, names: Sequence[str]
+    design: str,
+    num_replicas: int,
+    seed: int,
+    round_index: int,
+    names: Sequence[str],
+    num_fixed: float = math.inf,
 ) -> dict[str, list[float]]:
     """The position of every replica in a round, per hyperparameter.
 
     - ``"random"``: an independent permutation for each (the paper, eq. 9). With few replicas two of them
       are often strongly correlated by chance.
+    - ``"paper"``: the same, but replica r holds place r in the first ``num_fixed`` rounds, before the
+      controller acts (Algorithm 1, lines 3 and 17).
     - ``"latin"``: permutations again, each chosen among several for its small correlation with the others.
     - ``"factorial"``: two levels, -1 and 1, in the columns of a Hadamard matrix: exactly uncorrelated.
       It needs a power of two of replicas, more than there are hyperparameters.
@@ -116,8 +123,8 @@ def assign(
     """
     if design not in DESIGNS:
         require_choice("assignment", design, DESIGNS)  # raises
-    if num_replicas == 1:
-        return {name: [0.0] for name in names}
+    if num_replicas == 1 or (design == "paper" and round_index < num_fixed):
+        return {name: positions(num_replicas) for name in names}
     if design == "factorial":
         return _factorial(num_replicas, seed, round_index, names)
     places = positions(num_replicas)

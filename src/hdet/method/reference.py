@@ -105,7 +105,7 @@ def train(
         total_steps: steps to train, S.
         names: one name per parameter group; each has a permutation of its own.
         controller: compares the replicas; None to follow the plan.
-        floors: what each base decays to, for ``decay="floor"``.
+        floors: what each base decays to, for ``end="floor"``.
         assignment: how replicas are placed in the spreads, see :func:`hdet.method.fan_out.assign`.
         seed: of the assignments.
         average_tail: share of the run, at its end, over whose steps the final parameters are the mean.
@@ -122,6 +122,7 @@ def train(
     [[0.25], [0.25]]
     """
     replicas, groups = range(num_replicas), range(len(names))
+    fixed = rules.num_fixed_rounds(controller, sync_every)
     theta = [list(parameters) for _ in replicas]
     slots: list[list[dict[str, Array]]] = [[{} for _ in groups] for _ in replicas]
     comparison = Comparing(controller, floors, len(names), sync_every, total_steps)
@@ -140,7 +141,7 @@ def train(
     for t in range(1, total_steps + 1):  # line 4
         # Fan-out: every replica has its own value, all share one gradient (lines 3, 5 to 8; eqs. 1, 2, 9).
         bases, decays = bases_after(t - 1), [sum(w.decays[g] for w in watches if w.decays) for g in groups]
-        places = list(assign(assignment, num_replicas, seed, len(rounds), names).values())
+        places = list(assign(assignment, num_replicas, seed, len(rounds), names, fixed).values())
         values = [[bases[g] * multiplier_at(places[g][r], spread) for g in groups] for r in replicas]
         steps.append(Step(bases, values))
         measured = [gradient(theta[r], r, t) for r in replicas]
@@ -249,11 +250,11 @@ class Comparing:
         return weights, signals
 
     def _decay(self, settings: rules.Controller, group: int, start: float) -> float:
-        if settings.decay != "floor":
-            return settings.decay
-        assert self._floors is not None, "decay='floor' needs floors"
-        num_rounds = rules.num_controlled_rounds(settings.start, *self._length)
-        return rules.floor_matching(start, self._floors[group], num_rounds)
+        end = settings.end
+        if end == "floor":
+            assert self._floors is not None, "end='floor' needs floors"
+            end = self._floors[group] / start
+        return rules.decay_to(end, rules.num_controlled_rounds(settings.start, *self._length))
 
 
 def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Callable[..., Array]:

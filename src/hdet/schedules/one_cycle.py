@@ -14,7 +14,7 @@ from hdet.checks import check_keys, require_choice, require_flag, require_number
 from hdet.ensemble import Ensemble
 from hdet.errors import HdetError, warn
 from hdet.explore import LearningRate
-from hdet.method.controller import Controller, equation8
+from hdet.method.controller import Controller, first_controlled_sync, num_controlled_rounds
 from hdet.replicas import ReplicaGroup
 from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
 from hdet.schedules.one_cycle_arguments import (
@@ -26,7 +26,7 @@ from hdet.schedules.one_cycle_arguments import (
     per_group,
 )
 from hdet.search.found import set_rate
-from hdet.steering.needs import controllers_of
+from hdet.steering.needs import comparing, controllers_of
 from hdet.weak_hook import Closing
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         momentum_of_lr: momentum of the controller.
         rank: which replica this is, where torch.distributed is not running.
         world_size: how many there are, where torch.distributed is not running.
-        decay: per-round decay of the controller. ``"floor"`` ends at the schedule's own floor;
-            ``"equation8"`` is the printed rule, which *raises* the learning rate at torch's defaults;
-            or a number.
+        end: where the controller's decay ends, as a share of the learning rate at its start, such as the
+            paper's 0.22. ``"floor"`` is the schedule's own floor. The readings of the printed eq. 8 are
+            ``"final_fraction"``, 1 / (div_factor * final_div_factor), and ``"final_div_factor"``,
+            final_div_factor / div_factor, which *raises* the learning rate.
         **options: what :class:`hdet.Ensemble` takes besides: ``model``, ``controllers`` instead of the
             paper's, ``probe``, ``records``, ``replicas``, ``seed``, ``average_tail`` and others. With a tail
             let the plan end higher: ``final_div_factor=1 / (0.15 * div_factor)`` is 0.15 of the peak.
@@ -109,7 +110,7 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         rank: int = 0,
         world_size: int = 1,
         *,
-        decay: float | Literal["floor", "equation8"] = "floor",
+        end: float | Literal["floor", "final_fraction", "final_div_factor"] = "floor",
         **options: Unpack[Options],
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "optimizer", "options", "__class__")}
@@ -129,43 +130,44 @@ class OneCycleAutoLR(OneCycleLR, Closing):
                 "from torch.distributed"
             )
         controllers = list(controllers_of(options.get("controllers", ())))
-        if enable_auto_lr and any(isinstance(one, Controller) for one in controllers):
+        if enable_auto_lr and comparing(controllers):
             raise ValueError(
                 "enable_auto_lr must be False where controllers has an hdet.Controller, got True: it stands "
                 "for the paper's controller; leave out either"
             )
-        require_number_or_choice("decay", decay, ("floor", "equation8"), below=1)
+        require_number_or_choice("end", end, ("floor", "final_fraction", "final_div_factor"), above=0)
         require_number_or_choice("loss_scale", loss_scale, ("auto",), above=0)
-        if require_flag("enable_auto_lr", enable_auto_lr):
-            if auto_lr_warmup_steps >= total_steps:
-                raise ValueError(
-                    f"auto_lr_warmup_steps must be below total_steps={total_steps} while enable_auto_lr is "
-                    f"True, got {auto_lr_warmup_steps}: the controller would start after the end; lower it, "
-                    "or leave enable_auto_lr off"
-                )
-            first, rises_until = max(auto_lr_warmup_steps, model_sync_interval), int(pct_start * total_steps)
+        rounds = auto_lr_warmup_steps, model_sync_interval, total_steps
+        if require_flag("enable_auto_lr", enable_auto_lr) and num_controlled_rounds(*rounds) < 1:
+            warn(
+                f"auto_lr_warmup_steps={auto_lr_warmup_steps} with model_sync_interval={model_sync_interval} "
+                f"leaves the controller no round of {total_steps} steps, so it is off: lower them, as "
+                "hdet.presets.paper does"
+            )
+        elif enable_auto_lr:
+            first, rises_until = first_controlled_sync(*rounds[:2]), int(pct_start * total_steps)
             if first < rises_until - 1:
                 warn(
                     f"auto_lr_warmup_steps={auto_lr_warmup_steps} lets the controller take over at step "
                     f"{first}, but the learning rate rises until step {rises_until}. It is held from there, "
                     f"so max_lr is never reached: pass auto_lr_warmup_steps={rises_until}"
                 )
-            if decay == "equation8":
-                num_rounds = (total_steps - auto_lr_warmup_steps) / model_sync_interval
-                decay = equation8(div_factor, final_div_factor, num_rounds)
-                if decay < 0:
-                    warn(
-                        f"decay='equation8' is the printed rule: at div_factor={div_factor:g} and "
-                        f"final_div_factor={final_div_factor:g} it raises the learning rate "
-                        f"{final_div_factor / div_factor:g}-fold by the end. Use decay='floor'"
-                    )
+            if end == "final_fraction":
+                end = 1 / final_div_factor / div_factor
+            elif end == "final_div_factor":
+                end = final_div_factor / div_factor
+            if end != "floor" and end > 1:
+                warn(
+                    f"end={given['end']!r} raises the learning rate {end:g}-fold from where the controller "
+                    "starts. The other reading of eq. 8 is end='final_fraction'"
+                )
             paper = Controller(
                 form="paper",
                 start=auto_lr_warmup_steps,
                 step_size=lr_of_lr,
                 momentum=momentum_of_lr,
                 temperature=loss_scale,
-                decay=decay,
+                end=end,
             )
             controllers.append(paper)
         options["controllers"] = controllers

@@ -183,7 +183,7 @@ class Prior:
     """The learning rate at the end of the run over its peak."""
 
     def learning_rate(self, max_lr: float, **settings: Any) -> LearningRate:
-        """Give what ``explore`` takes; with ``Controller(form="paper", decay="floor")`` groups decay apart.
+        """Give what ``explore`` takes; with ``Controller(form="paper", end="floor")`` groups decay apart.
 
         Args:
             max_lr: the peak of the new run.

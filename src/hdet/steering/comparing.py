@@ -47,13 +47,16 @@ class ComparingSteering(Steering):
             )
             got = f"start={settings.start} with sync_every={every} and total_steps={total_steps}"
             raise bad_argument("controller start", "must leave at least one round to train", got, remedy)
-        missing = [tunable.name for tunable in tunables if tunable.floor is None]
-        if settings.decay == "floor" and (total_steps is None or missing):
-            needs = "needs total_steps and a floor for every hyperparameter"
-            got = f"total_steps={total_steps} and no floor for {missing}"
-            raise bad_argument(
-                "decay='floor'", needs, got, "pass total_steps and floor=, or a number as decay"
-            )
+        missing = [tunable.name for tunable in tunables if tunable.floor is None and settings.end == "floor"]
+        if settings.end != 1.0 and (total_steps is None or missing):
+            needs, got = "needs total_steps", f"total_steps={total_steps}"
+            if missing:
+                needs, got = (
+                    f"{needs} and a floor for every hyperparameter",
+                    f"{got} and no floor for {missing}",
+                )
+            remedy = "pass total_steps, and with 'floor' a floor=; or end=1"
+            raise bad_argument(f"end={settings.end!r}", needs, got, remedy)
         incomparable = [tunable.name for tunable in tunables if tunable.changes_loss]
         if incomparable and self.replicas.probe is None:
             remedy = (
@@ -182,10 +185,11 @@ class ComparingSteering(Steering):
         )
 
     def _decay(self, tunable: Tunable) -> float:
-        if self.settings.decay != "floor":
-            return self.settings.decay
-        assert tunable.floor is not None, "checked when the ensemble was built"
-        return rules.floor_matching(tunable.planned, tunable.floor, self._num_rounds)
+        end = self.settings.end
+        if end == "floor":
+            assert tunable.floor is not None, "checked when the ensemble was built"
+            end = tunable.floor / tunable.planned
+        return rules.decay_to(end, self._num_rounds or 1)
 
     def _warn_if_silent(self, compared: dict[int, float]) -> None:
         if not compared:

@@ -31,6 +31,11 @@ STEERINGS: Sequence[type[Steering]] = (
 """They are at work in this order: where the guard goes back, the others are told."""
 
 
+def comparing(controllers: Sequence[AnyController]) -> Controller | None:
+    """Give the one that compares replicas, if there is one."""
+    return next((one for one in controllers if isinstance(one, Controller)), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """Holds what a run offers to controllers."""

@@ -322,7 +322,7 @@ def test_a_controller_of_the_papers_form_waits_while_the_base_is_zero() -> None:
         explore=[hdet.LearningRate(floor=1e-3)],
         sync_every=2,
         total_steps=20,
-        controllers=[hdet.Controller(form="paper", decay="floor")],
+        controllers=[hdet.Controller(form="paper", end="floor")],
     )
     for _ in range(10):
         optimizer.step()
@@ -338,7 +338,8 @@ def test_one_dial_for_all_groups_keeps_their_proportions() -> None:
         explore=[hdet.LearningRate(0.5, per_group=False)],
         sync_every=1,
         replicas=of_four(0),
-        controllers=[hdet.Controller(form="paper", decay=0.5)],
+        total_steps=2,
+        controllers=[hdet.Controller(form="paper", end=0.5)],
     )
     optimizer.step()
     ensemble.step(1.0)
@@ -445,7 +446,7 @@ def test_a_learned_schedule_replays_exactly(form: Any) -> None:
         explore=[hdet.LearningRate(0.5)],
         sync_every=5,
         total_steps=43,
-        controllers=[hdet.Controller(form=form, start=10, decay=0.1 if form == "paper" else 0.0)],
+        controllers=[hdet.Controller(form=form, start=10, end=0.48 if form == "paper" else 1.0)],
         records=records,
     )
     bases = [list(ensemble.base.values())]
@@ -483,7 +484,7 @@ def test_other_hyperparameters_replay_too() -> None:
         explore=[hdet.LearningRate(), *others],
         sync_every=2,
         total_steps=10,
-        controllers=[hdet.Controller(form="paper", decay=0.05)],
+        controllers=[hdet.Controller(form="paper", end=0.8)],
         records=records,
     )
     bases = []
@@ -613,7 +614,11 @@ def test_replay_refuses_what_does_not_fit() -> None:
         ({"total_steps": -1}, ValueError, "total_steps"),
         ({"seed": 1.5}, TypeError, "seed"),
         ({"records": []}, TypeError, "records must have a write"),
-        ({"assignment": "sobol"}, ValueError, "assignment must be one of 'random', 'latin', 'factorial'"),
+        (
+            {"assignment": "sobol"},
+            ValueError,
+            "assignment must be one of 'random', 'paper', 'latin', 'factorial'",
+        ),
         ({"moments": "drop"}, ValueError, "moments must be one of 'auto', 'average', 'keep', 'reset'"),
         ({"gradients": "own"}, ValueError, "gradients must be one of 'shared', 'local'"),
         ({"probe": 3}, TypeError, r"probe must be an hdet\.Probe or None, got 3 of type int: write hdet"),
@@ -626,9 +631,14 @@ def test_replay_refuses_what_does_not_fit() -> None:
             "start must leave at least one round to train, got start=100",
         ),
         (
-            {"controllers": [hdet.Controller(form="paper", decay="floor")], "total_steps": 5000},
+            {"controllers": [hdet.Controller(form="paper", end="floor")], "total_steps": 5000},
             ValueError,
-            r"decay='floor' needs total_steps and a floor .* no floor for \['lr'\]",
+            r"end='floor' needs total_steps and a floor .* no floor for \['lr'\]",
+        ),
+        (
+            {"controllers": [hdet.Controller(form="paper", end=0.22)], "sync_every": 5},
+            ValueError,
+            "end=0.22 needs total_steps, got total_steps=None: pass total_steps",
         ),
         ({"explore": [hdet.LearningRate(floor=[0.1, 0.1])]}, ValueError, "got 2 for 1 groups"),
     ],

@@ -34,7 +34,7 @@ def build(
     controllers = {
         "guard": [hdet.Guard()],
         "log": [hdet.Controller()],
-        "paper": [hdet.Controller(form="paper", decay=0.0)],
+        "paper": [hdet.Controller(form="paper")],
         "none": [],
     }
     settings = {

@@ -24,6 +24,13 @@ def test_permutations_use_every_position_once(design: str, num_replicas: int, nu
         assert sorted(column) == positions(num_replicas)
 
 
+@given(st.integers(2, 16), st.integers(1, 4), st.integers(0, 9))
+def test_the_papers_assignment_holds_places_and_then_draws_them(num: int, num_names: int, k: int) -> None:
+    names = [f"h{i}" for i in range(num_names)]
+    placed = assign("paper", num, 0, k, names, 5)
+    assert placed == (dict.fromkeys(names, positions(num)) if k < 5 else assign("random", num, 0, k, names))
+
+
 @given(st.sampled_from([2, 4, 8, 16]), st.integers(0, 1000))
 def test_a_factorial_is_balanced_and_uncorrelated(num_replicas: int, k: int) -> None:
     num_names = min(4, num_replicas - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -250,16 +251,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model_sync_interval": 2.0}, TypeError, "model_sync_interval"),
     ({"auto_lr_warmup_steps": -5}, ValueError, "auto_lr_warmup_steps"),
     ({"enable_auto_lr": "on"}, TypeError, "enable_auto_lr must be True or False"),
-    (
-        {"enable_auto_lr": True},
-        ValueError,
-        "auto_lr_warmup_steps must be below total_steps=100 .* got 100000",
-    ),
-    (
-        {"enable_auto_lr": True, "auto_lr_warmup_steps": 0, "model_sync_interval": 100},
-        ValueError,
-        "leave at least one round",
-    ),
     ({"loss_scale": 0.0}, ValueError, "loss_scale must be a number above 0"),
     ({"lr_of_lr": -1.0}, ValueError, "lr_of_lr"),
     ({"momentum_of_lr": 1.0}, ValueError, "momentum_of_lr"),
@@ -270,11 +261,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model": "net"}, TypeError, "model must be a torch.nn.Module or None"),
     ({"seed": -1}, ValueError, "seed must be an integer of at least 0"),
     (
-        {"decay": "fast"},
+        {"end": "fast"},
         ValueError,
-        "decay must be one of 'floor', 'equation8' or a number below 1, got 'fast'",
+        "end must be one of 'floor', 'final_fraction', 'final_div_factor' or a number above 0, got 'fast'",
     ),
-    ({"decay": 1.5}, ValueError, "decay"),
+    ({"end": 0.0}, ValueError, "end"),
     ({"loss_scale": -1.0}, ValueError, "loss_scale must be a number above 0, got -1.0"),
     ({"loss_scale": "warm"}, ValueError, "loss_scale must be one of 'auto'"),
     ({"records": "file"}, TypeError, r"records must have a write\(record\) method"),
@@ -306,19 +297,58 @@ def test_the_late_default_start_is_fine_while_the_controller_is_off() -> None:
     hdet.OneCycleAutoLR(_optimizer(), 0.1, 10)
 
 
-@pytest.mark.filterwarnings("ignore:auto_lr_warmup_steps=10 lets the controller")
-def test_the_printed_decay_warns_that_it_grows() -> None:
-    with pytest.warns(hdet.HdetWarning, match="raises the learning rate 400-fold"):
+@pytest.mark.parametrize("late", [{}, {"auto_lr_warmup_steps": 0, "model_sync_interval": 100}])
+def test_a_controller_that_would_start_after_the_end_is_off_and_told(late: dict) -> None:
+    optimizer, plain = _optimizer(), _optimizer()
+    with pytest.warns(hdet.HdetWarning, match="no round of 100 steps, so it is off: lower them"):
+        scheduler = hdet.OneCycleAutoLR(optimizer, 0.1, 100, enable_auto_lr=True, **late)
+    expected = OneCycleLR(plain, 0.1, 100)
+    for _ in range(100):
+        assert scheduler.get_last_lr() == expected.get_last_lr()
+        optimizer.step()
+        scheduler.step(1.0)
+        plain.step()
+        expected.step()
+
+
+@pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
+@pytest.mark.parametrize(
+    ("end", "share"), [(0.22, 0.22), ("final_fraction", 1e-4 / 25), ("final_div_factor", 1e4 / 25)]
+)
+def test_the_base_ends_at_its_share_of_where_the_controller_starts(end: Any, share: float) -> None:
+    optimizer = _optimizer()
+    warns = pytest.warns(hdet.HdetWarning, match="'final_div_factor' raises the learning rate 400-fold")
+    with warns if share > 1 else contextlib.nullcontext():
+        scheduler = hdet.OneCycleAutoLR(
+            optimizer, 0.1, 100, enable_auto_lr=True, auto_lr_warmup_steps=30, model_sync_interval=10, end=end
+        )
+    rates = []
+    for _ in range(100):
+        rates += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step(1.0)
+    assert rates[-1] == pytest.approx(share * rates[29], rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:the controller has nothing to compare")
+def test_equation_8_with_a_final_fraction_is_floor_matching_from_the_peak() -> None:
+    schedules = [
         hdet.OneCycleAutoLR(
             _optimizer(),
             0.1,
             100,
             enable_auto_lr=True,
-            auto_lr_warmup_steps=10,
+            auto_lr_warmup_steps=30,
             model_sync_interval=10,
-            ensemble_lr_spread_ratio=0.1,
-            decay="equation8",
+            end=end,
         )
+        for end in ("floor", "final_fraction")
+    ]
+    for _ in range(100):
+        for one in schedules:
+            one.optimizer.step()
+            one.step(1.0)
+        assert schedules[0].get_last_lr() == pytest.approx(schedules[1].get_last_lr(), rel=1e-13)
 
 
 @pytest.mark.parametrize(("start", "is_told"), [(0, True), (20, True), (30, False), (50, False)])

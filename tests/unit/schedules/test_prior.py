@@ -24,7 +24,7 @@ def trained(explore, seed=0, sink=None, steps=60):
         loss_of,
         num_replicas=4,
         explore=[explore],
-        controllers=[hdet.Controller(form="paper", decay="floor")],
+        controllers=[hdet.Controller(form="paper", end="floor")],
         total_steps=steps,
         sync_every=5,
         seed=seed,

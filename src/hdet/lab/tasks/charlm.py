@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from hdet.explore.module_attributes import AttentionScale
 from hdet.lab.limits import CountFromZero, Positive, Share, require_hinted
-from hdet.lab.tasks.task import Task, batch_generator, four_groups, mean
+from hdet.lab.tasks.task import Task, batch_generator, mean
 from hdet.method.fan_out import derived_seed
+from hdet.presets import four_groups
 
 _VOCABULARY = 128  # ASCII; the few other characters become "?"
 _MAX_CHARACTERS = 8_000_000

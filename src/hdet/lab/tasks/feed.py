@@ -21,8 +21,9 @@ from hdet.lab.limits import CountFromZero, Share, require_hinted
 from hdet.lab.tasks.feed_logs import Windows, read_log
 from hdet.lab.tasks.feed_ranker import Ranker
 from hdet.lab.tasks.feed_world import TARGETS, Events, World
-from hdet.lab.tasks.task import Task, batch_generator, evaluation_mode, four_groups
+from hdet.lab.tasks.task import Task, batch_generator, evaluation_mode
 from hdet.method.fan_out import derived_seed
+from hdet.presets import four_groups
 
 NUM_EVALUATION_BATCHES = 8
 HELD_OUT_SIZE = 64  # sequences in the probe and in each evaluation batch

@@ -111,28 +111,6 @@ def _number(loss: object) -> float:
     raise ValueError(f"loss of a task must return a tensor with one element, got {got}: return its mean")
 
 
-def four_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Split parameters as the paper's figure 3 does: embedding, no_decay, non_embedding, transformer.
-
-    Tables; biases and norms, which do not decay; matrices outside of ``model.blocks``; matrices inside.
-    """
-    groups: dict[str, dict[str, Any]] = {
-        name: {"name": name, "params": []}
-        for name in ("embedding", "no_decay", "non_embedding", "transformer")
-    }
-    groups["no_decay"]["weight_decay"] = 0.0
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for name, parameter in model.named_parameters():
-        if parameter in tables:
-            group = "embedding"
-        elif parameter.ndim < 2:
-            group = "no_decay"
-        else:
-            group = "transformer" if name.startswith("blocks.") else "non_embedding"
-        groups[group]["params"].append(parameter)
-    return list(groups.values())
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode for the length of the block, and each module back after it."""

@@ -222,7 +222,7 @@ def _controller(name: str, config: RunConfig) -> AnyController:
         return hdet.Thermostat()
     if name == "held_out_weight_decay":
         return hdet.HeldOutWeightDecay()
-    paper: dict[str, Any] = {"decay": "floor", "temperature": config.temperature or "auto"}
+    paper: dict[str, Any] = {"end": "floor", "temperature": config.temperature or "auto"}
     return hdet.Controller(
         form="paper" if name == "paper" else "log",
         start=config.controller_start,
