@@ -61,8 +61,8 @@ def plan(
     tensors skip the copies, and copies go on during transfers. The overhead is
     :math:`t / (T \cdot \text{step\_seconds})`.
 
-    Replicas that are equal are not averaged. A sync then is one all-gather of ten numbers per replica,
-    :math:`80 (N - 1)` bytes, and two passes over the weights, for NaN and for a checksum. The all-gather is
+    Replicas that are equal are not averaged. A sync then is one all-gather of nine numbers per replica,
+    :math:`72 (N - 1)` bytes, and two passes over the weights, for NaN and for a checksum. The all-gather is
     all that grows with :math:`N`.
 
     Half precisions are averaged in float32, so :math:`B` counts at least four bytes per parameter. One

@@ -395,7 +395,7 @@ def test_plan_predicts_and_explains(hdet, tmp_path):
     assert json.loads(out)["links"][0]["overhead_percent"] == pytest.approx(0.114, abs=0.001)
     out, _ = hdet("plan", *arguments, "--json")
     answer = json.loads(out)
-    assert answer["links"][0]["bytes_per_sync"] == 80 * 7
+    assert answer["links"][0]["bytes_per_sync"] == 72 * 7
     assert answer["memory"]["guard"] == 3 * answer["memory"]["tail"] == 3 * 500_000_000 / 8
     assert answer["search"]["most_steps"] == 315
     out, _ = hdet("plan", *arguments)
