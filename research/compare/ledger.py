@@ -16,7 +16,7 @@ from typing import Any
 
 import hdet
 from hdet.errors import HdetError
-from hdet.lab.pool import Pool, interruptible
+from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import Task, load_task
 from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
@@ -147,8 +147,7 @@ def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> 
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
-        with interruptible():
-            return (train or _train_one)(spec)
+        return (train or _train_one)(spec)
     except KeyboardInterrupt:
         return None
     finally:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hdet.errors import AllReplicasFailedError
 from hdet.lab.intervals import Runs, compare
-from hdet.lab.pool import Pool, interruptible
+from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
@@ -347,5 +347,4 @@ def ablate(
 
 
 def _train_one(base: dict[str, Any], settings: dict[str, Any]) -> Training:
-    with interruptible():
-        return train(load_task(base["task"], base["task_options"]), base, settings)
+    return train(load_task(base["task"], base["task_options"]), base, settings)

@@ -1,29 +1,24 @@
-"""Pool: worker processes for runs that do not depend on each other, and a Ctrl-C that saves."""
+"""Pool: worker processes for runs that do not depend on each other, and a Ctrl-C that asks for a stop."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeVar
 
 from hdet.checks import require_count
 
 _Result = TypeVar("_Result")
-_Future = Future[tuple[_Result] | None]
 
 
 class Pool:
     """Processes with one thread each, which start at the first need and serve to the end of the block.
 
-    A terminal sends Ctrl-C to the workers too. They hear it only where a job says so: see
-    :func:`interruptible`.
+    A terminal sends Ctrl-C to the workers too. They do not hear it: :meth:`run` ends them.
 
     Args:
         num_jobs: how many jobs at a time; 0 for one per core.
@@ -37,7 +32,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None:
+            self._end_jobs()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(
@@ -49,31 +46,28 @@ class Pool:
     ) -> Iterator[tuple[int, _Result]]:
         """Give the results as they come, each with the place of its job.
 
-        After a stop no job is started. Those under way are waited for, and their results are given too.
+        After a stop the jobs that are under way end without a result, and the pool takes no others.
 
         Args:
             function: what a worker calls; a process must be able to import it.
             jobs: its arguments, one tuple per call.
-            should_stop: asked before a job is started.
+            should_stop: asked now and then.
         """
-        left, waiting = deque(enumerate(jobs)), dict[_Future[_Result], int]()
-        while True:
-            # No more than are under way: what an executor has queued cannot all be called off.
-            while left and len(waiting) < self.num_jobs:
-                if should_stop():  # asked again after each: it may come while a worker is started
-                    left.clear()
-                    break
-                place, arguments = left.popleft()
-                # A process inherits the mask: a Ctrl-C while it starts waits for a job that hears it.
-                with _mask("SIG_BLOCK"):
-                    waiting[self._executor.submit(_call, function, arguments)] = place
-            if not waiting:
-                return
+        if should_stop():
+            return
+        with _blocked_ctrl_c():  # processes that are started inherit this, for good
+            waiting = {self._executor.submit(function, *job): place for place, job in enumerate(jobs)}
+        while waiting:
             finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in finished:
-                place, result = waiting.pop(future), future.result()
-                if result is not None:
-                    yield place, result[0]
+                yield waiting.pop(future), future.result()
+            if waiting and should_stop():
+                self._end_jobs()
+                return
+
+    def _end_jobs(self) -> None:
+        for process in [*(self._executor._processes or {}).values()]:  # noqa: SLF001
+            process.terminate()
 
 
 def _use_one_thread() -> None:
@@ -82,47 +76,14 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-_was_interrupted = False
-"""True once this worker has heard a Ctrl-C: the next job was given to it before the stop, and is left."""
-
-
-def _call(function: Callable[..., _Result], arguments: tuple[Any, ...]) -> tuple[_Result] | None:
-    return None if _was_interrupted else (function(*arguments),)
-
-
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Let the worker of a job hear Ctrl-C within the block, one that came just before included.
-
-    What Ctrl-C does is up to the handler, which must be set before. Outside of a worker this changes nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        global _was_interrupted
-        _was_interrupted = True
-        if callable(handler):
-            handler(number, frame)
-
-    signal.signal(signal.SIGINT, hear)
-    try:
-        with _mask("SIG_UNBLOCK"):
-            yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-@contextmanager
-def _mask(how: str) -> Iterator[None]:
+def _blocked_ctrl_c() -> Iterator[None]:
+    """Let a Ctrl-C wait until the end of the block."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        signal.pthread_sigmask(getattr(signal, how), {signal.SIGINT})  # raises what was waiting
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.checks import require_count, require_number
-from hdet.lab.pool import Pool, interruptible, stop_on_signal
+from hdet.lab.pool import Pool
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.folder import RunFolder
@@ -65,7 +65,7 @@ def sweep(
         path: the folder of the sweep.
         num_jobs: runs at a time; 0 for one per core.
         on_done: called with the number of points done.
-        should_stop: asked now and then; what runs is stopped and saved.
+        should_stop: asked now and then; a point that is under way is run again another time.
     """
     if not lrs:
         raise ValueError("lrs must hold at least one learning rate, got none: widen --low and --high")
@@ -81,7 +81,7 @@ def sweep(
             results[missing[place]] = result
             num_done += 1
             on_done(num_done)
-    found = [result for result in results if result is not None and result["status"] != "stopped"]
+    found = [result for result in results if result is not None]
     return Sweep(points=found, is_complete=len(found) == len(points))
 
 
@@ -95,13 +95,11 @@ def _finished(config: RunConfig, path: Path) -> dict[str, Any] | None:
             f"out must be a folder of the same settings, but the run in {str(path)!r} has another "
             f"{', '.join(differing)}: give another --out"
         )
-    return None if result["status"] == "stopped" else result
+    return result
 
 
 def _run_one(config: RunConfig, path: Path) -> dict[str, Any]:
-    """In a worker process. Ctrl-C reaches it too: it stops, and the point is run again another time."""
-    with stop_on_signal() as should_stop, interruptible():
-        task = load_task(config.task, config.task_options)
-        RunFolder(path).remove_run()
-        folder = RunFolder.create(path, config, task_facts(task))
-        return run(config, folder, task=task, should_stop=should_stop).to_json()
+    task = load_task(config.task, config.task_options)
+    RunFolder(path).remove_run()  # of one that was stopped
+    folder = RunFolder.create(path, config, task_facts(task))
+    return run(config, folder, task=task).to_json()

@@ -51,7 +51,7 @@ def ablate(
         built = load_task(task, options)
         length = built.num_steps if steps is None else steps
         require_count("steps", length, at_least=50, remedy="the controller needs rounds to act in")
-        if task == "feed" and "log" not in options:
+        if task == "feed":
             options.setdefault("steps_per_year", length)  # each run sees the whole year
         base = {"task": task, "task_options": options, "lr": built.learning_rate if lr is None else lr}
         base |= {"steps": length, "replicas": replicas, "optimizer": optimizer}

@@ -39,7 +39,6 @@ _PANELS = {
 @takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22, controllers=None)
 def run(
     task_options: TaskOptions = None,
-    log: Annotated[Path | None, typer.Option(help="A CSV file of real events for the feed task.")] = None,
     out: Annotated[
         Path | None, typer.Option(**FOLDER, help="Folder of the run (default: a new one in runs/).")
     ] = None,
@@ -63,8 +62,8 @@ def run(
     from hdet.lab.train.folder import RunFolder
 
     screen = screen_of_rank(is_json, quiet)
-    with usage_errors({*settings, "log", "out", "device"}):
-        options = parse_options(task_options or []) | ({} if log is None else {"log": str(log)})
+    with usage_errors({*settings, "out", "device"}):
+        options = parse_options(task_options or [])
         task = load_task(settings["task"], options)
         defaults = {"lr": task.learning_rate, "steps": task.num_steps}
         settings |= {key: value for key, value in defaults.items() if settings[key] is None}

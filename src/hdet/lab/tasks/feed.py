@@ -1,10 +1,9 @@
-"""Feed: rank a feed, simulated or from a log (the paper, section 4)."""
+"""Feed: rank a simulated feed (the paper, section 4)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hdet.checks import require_count
-from hdet.errors import warn
 from hdet.lab.limits import CountFromZero, Share, require_hinted
-from hdet.lab.tasks.feed_logs import Windows, read_log
 from hdet.lab.tasks.feed_ranker import Ranker
 from hdet.lab.tasks.feed_world import TARGETS, Events, World
 from hdet.lab.tasks.task import Task, batch_generator, evaluation_mode
@@ -33,8 +30,8 @@ HELD_OUT_SIZE = 64  # sequences in the probe and in each evaluation batch
 class Feed(Task):
     """Predict contribution, like and long dwell for each item that a user is shown (the paper, section 4).
 
-    Without a log, events come from a simulated year that never repeats (:class:`World`); evaluation and probe
-    are events of its last tenth. With a log they come from the file (:class:`Windows` says how it is split).
+    Events come from a simulated year that never repeats (:class:`World`); evaluation and probe are events of
+    its last tenth. ``examples/feed_log.py`` derives from it a task with events of a file.
 
     >>> task = Feed(batch_size=4)
     >>> batch = next(task.train_batches(seed=0))
@@ -42,8 +39,6 @@ class Feed(Task):
     (torch.Size([4, 16]), 0)
     """
 
-    log: str | None = None
-    """CSV file of events (:func:`~hdet.lab.tasks.feed_logs.read_log`); None for the simulated year."""
     batch_size: int = 8
     """Sequences per replica and step."""
     length: Annotated[int, {"at_least": 2, "remedy": "the first event has no history"}] = 16
@@ -76,39 +71,19 @@ class Feed(Task):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.log, os.PathLike):
-            object.__setattr__(self, "log", os.fspath(self.log))
-        if not (self.log is None or isinstance(self.log, str)):
-            raise TypeError(f"log must be the path of a CSV file or None, got {self.log!r}")
         require_hinted(Feed, vars(self))
         if self.width % self.num_heads:
             raise ValueError(
                 f"width must be a multiple of num_heads, got {self.width} with {self.num_heads} heads: "
                 f"try {self.num_heads * -(-self.width // self.num_heads)}"
             )
-        if self.log is None:
-            require_count(
-                "num_items", self.num_items, at_least=self.length, remedy="a sequence shows each item once"
-            )
-        else:  # now, so that a bad file is reported before anything else is done
-            object.__setattr__(self, "num_examples", len(self._windows.training))
+        require_count(
+            "num_items", self.num_items, at_least=self.length, remedy="a sequence shows each item once"
+        )
 
     @cached_property
     def _world(self) -> World:
         return World(num_users=self.num_users, num_items=self.num_items, seed=self.world)
-
-    @cached_property
-    def _windows(self) -> Windows:
-        assert self.log is not None
-        log = read_log(self.log)
-        for name in ("users", "items"):
-            ids, rows = getattr(log, f"num_{name}"), getattr(self, f"num_{name}")
-            if ids > rows:
-                warn(
-                    f"log {str(self.log)!r} has {ids} {name}, and num_{name} is {rows}: several {name} share "
-                    f"a row of the table. Set num_{name} to {ids} if there is memory for it"
-                )
-        return Windows(log, length=self.length, num_users=self.num_users, num_items=self.num_items)
 
     def build_model(self, seed: int) -> Ranker:
         """Build a new ranker."""
@@ -119,9 +94,6 @@ class Feed(Task):
 
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Events]:
         """See :class:`Task`. The time of the simulated year is the step's."""
-        if self.log is not None:
-            yield from self._windows.shuffled(self.batch_size, seed=seed, replica=replica, start=start)
-            return
         for step in itertools.count(start):
             generator = batch_generator(seed, replica, step)
             fraction = torch.rand(self.batch_size, generator=generator)
@@ -129,16 +101,11 @@ class Feed(Task):
             yield self._world.events(self.batch_size, self.length, times=times, generator=generator)
 
     def evaluation_batches(self) -> list[Events]:
-        """See :class:`Task`: of the last tenth of the year, or of the log (512 windows at most)."""
-        if self.log is not None:
-            windows = _spread(self._windows.evaluation, NUM_EVALUATION_BATCHES * HELD_OUT_SIZE)
-            return [self._windows.events(part) for part in windows.split(HELD_OUT_SIZE)]
+        """See :class:`Task`: of the last tenth of the year."""
         return [self._held_out("evaluation", i) for i in range(NUM_EVALUATION_BATCHES)]
 
     def probe_batch(self) -> Events:
-        """See :class:`Task`: of the last tenth of the year, or of what comes just before it in the log."""
-        if self.log is not None:
-            return self._windows.events(_spread(self._windows.probe, HELD_OUT_SIZE))
+        """See :class:`Task`: of the last tenth of the year."""
         return self._held_out("probe", 0)
 
     def _held_out(self, name: str, index: int) -> Events:
@@ -163,13 +130,6 @@ class Feed(Task):
         logits = torch.cat([logits[is_there] for logits, _, is_there in events])
         labels = torch.cat([labels[is_there] for _, labels, is_there in events])
         return summary(logits, labels)
-
-
-def _spread(windows: Tensor, count: int) -> Tensor:
-    """Take at most ``count`` of them, evenly spread."""
-    if len(windows) <= count:
-        return windows
-    return windows[torch.arange(count) * len(windows) // count]
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:

@@ -221,7 +221,7 @@ def test_resume_falls_back_or_says_what_is_wrong(hdet, tmp_path, damage):
     older, newer = stopped(hdet, tmp_path)
     newer.write_bytes(newer.read_bytes()[:99] if damage is None else damage)
     out, _ = hdet("resume", "here")
-    assert "step-000060.pt is broken (it" in out
+    assert "step-000060.pt is broken (" in out
     assert f"going on from {older.name}" in out
     assert "finished" in out
     for file in stopped_again(tmp_path):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import hdet
 from hdet.lab.tasks import load_task
 from hdet.lab.tasks.feed import Feed, auc, normalized_entropy
-from hdet.lab.tasks.feed_logs import read_log
 from hdet.lab.tasks.feed_world import BASE_RATES, TARGETS, Events, World
 
 TASK = Feed()
@@ -270,168 +269,6 @@ def test_training_learns_more_than_the_base_rates() -> None:
     assert found["auc"] > 0.68
 
 
-# --- logs --------------------------------------------------------------------------------------------
-
-
-def write(path: Path, lines: list[str]) -> str:
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-HDET_HEADER = "user,item,time,contribution,like,dwell"
-
-
-def hdet_log(path: Path, num_events: int = 400) -> str:
-    def row(k: int) -> str:  # what is done depends on the item
-        item = k % 31
-        return f"u{k % 7},i{item},{60 * k},{int(item % 9 == 0)},{item % 2},{int(item % 3 > 0)}"
-
-    return write(path, [HDET_HEADER, *map(row, range(num_events))])
-
-
-def test_bad_rows_are_left_out_and_told(tmp_path: Path) -> None:
-    bad = [
-        "a,b,1,0,0",
-        "a,b,soon,0,0,0",
-        "a,b,-1,0,0,0",
-        "a,b,1,2,0,0",
-        "a,b,inf,0,0,0",
-        ",b,1,0,0,0",
-        '"a,b,1,0,0,0',
-    ]
-    good = [f"ann,{k},{k}.5,0,1,1" for k in range(20)]
-    good += [f"bob,{k},{k},1,0,0" for k in range(20)]
-    path = write(tmp_path / "log.csv", [HDET_HEADER, *good[:3], *bad, "", *good[3:]])
-    with pytest.warns(hdet.HdetWarning) as caught:
-        log = read_log(path)
-    text = str(caught[0].message)
-    assert "7 of 47 rows cannot be read" in text
-    for part in (
-        "line 5: 5 fields instead of 6",
-        "line 6: time 'soon' is not a number",
-        "line 7: time '-1' is negative",
-        "line 8: action '2' is not 0 or 1",
-        "line 9: time 'inf' is not finite",
-        "and 2 more",
-    ):
-        assert part in text
-    assert "line 10" not in text
-    assert (log.num_users, log.num_items, len(log.times)) == (2, 20, 40)
-    assert log.times[0] == 0.5
-    assert log.actions[0].tolist() == [0, 1, 1]
-    assert log.actions[-1].tolist() == [1, 0, 0]
-
-
-def test_too_many_bad_rows_are_an_error(tmp_path: Path) -> None:
-    good, bad = "a,b,1,0,0,0", "a,b,x,0,0,0"
-    path = write(tmp_path / "log.csv", [HDET_HEADER, *[good] * 7, *[bad] * 2])
-    with pytest.raises(ValueError, match=r"2 of 9 rows cannot be read \(line 9: .*; line 10: "):
-        Feed(log=path)
-    with pytest.raises(ValueError, match="1 of 1 rows"):
-        read_log(write(tmp_path / "log.csv", [HDET_HEADER, bad]))
-    with pytest.raises(ValueError, match="0 of 0 rows"):
-        read_log(write(tmp_path / "log.csv", [HDET_HEADER]))
-    with pytest.raises(ValueError, match="at least 10 rows that can be read, got 9"):
-        Feed(log=write(tmp_path / "log.csv", [HDET_HEADER, *[good] * 9]))
-
-
-def test_missing_columns_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv", ["user,item,time,like", "a,b,1,0"])
-    with pytest.raises(ValueError, match=r"columns user,item,.* got 'user,item,time,like': contri"):
-        read_log(path)
-    with pytest.raises(ValueError, match="user, item, time, contribution, like, dwell missing"):
-        read_log(write(tmp_path / "log.csv", [""]))
-    with pytest.raises(ValueError, match=r"log must be a file that exists, got 'nowhere\.csv'"):
-        Feed(log="nowhere.csv")
-
-
-def test_windows_of_a_log(tmp_path: Path) -> None:
-    # Two users in turn, a pause of an hour before event 5 of each: sessions of 5 and 15.
-    rows = [
-        f"{user},{10 * k + j},{60 * k + 3600 * (k >= 5) + j},0,0,1"
-        for k in range(20)
-        for j, user in enumerate(("ann", "bob"))
-    ]
-    task = Feed(log=write(tmp_path / "log.csv", [HDET_HEADER, *rows[::-1]]), length=6, batch_size=3)
-    windows = task._windows
-    assert (len(windows.training), len(windows.probe), len(windows.evaluation)) == (6, 2, 2)
-    assert task.num_examples == 6
-    events = windows.events(windows.training)
-    assert events["mask"].sum(1).tolist() == [6, 6, 4, 6, 6, 4]
-    assert events["position"][0].tolist() == [0, 1, 2, 3, 4, 0]
-    assert events["position"][1].tolist() == [1, 2, 3, 4, 5, 5]  # no row for more than the length
-    assert events["actions"].sum(1).tolist() == [[0, 0, n] for n in (6, 6, 4, 6, 6, 4)]
-    items = [events["item"][w][events["mask"][w] > 0] for w in range(6)]
-    assert all((window.diff() < 0).all() for window in items)  # numbered as in the file, which runs backwards
-    held_out = windows.events(torch.cat([windows.probe, windows.evaluation]))
-    assert held_out["mask"].sum(1).tolist() == [2, 2, 2, 2]
-    seen = torch.cat([*items, held_out["item"][held_out["mask"] > 0]])
-    assert sorted(seen.tolist()) == list(range(40))
-
-
-def test_padding_is_not_scored(tmp_path: Path) -> None:
-    task = Feed(log=hdet_log(tmp_path / "log.csv"))
-    model = task.build_model(0)
-    batch = next(b for b in task.train_batches(seed=0) if (b["mask"] == 0).any())
-    other = Events(**batch)
-    other["actions"] = torch.where(batch["mask"].unsqueeze(-1) > 0, batch["actions"], 1.0)
-    other["item"] = torch.where(batch["mask"] > 0, batch["item"], 3)
-    assert torch.equal(task.loss(model, batch), task.loss(model, other))
-    assert task.metrics(model, [batch]) == task.metrics(model, [other])
-
-
-def test_a_log_is_shuffled_anew_each_epoch(tmp_path: Path) -> None:
-    path = hdet_log(tmp_path / "log.csv")
-    task = Feed(log=path, length=8, batch_size=5)
-    assert task.num_examples is not None
-    count = task.num_examples
-
-    def epoch(index: int, **stream: int) -> list[tuple[int, ...]]:
-        batches = take(
-            task, count, start=index * count, **stream
-        )  # five epochs of windows, one after the other
-        rows = torch.cat([torch.cat([b["user"].unsqueeze(1), b["item"]], 1) for b in batches])
-        return [tuple(row) for row in rows[:count].tolist()]
-
-    first, second, other = epoch(0, seed=0), epoch(1, seed=0), epoch(0, seed=0, replica=1)
-    assert len(set(first)) == count
-    assert first != second and first != other
-    assert sorted(first) == sorted(second) == sorted(other)
-    assert are_equal(
-        take(task, 40, seed=0)[39], take(Feed(log=path, length=8, batch_size=5), 1, seed=0, start=39)[0]
-    )
-
-
-def test_more_ids_than_rows_share_rows(tmp_path: Path) -> None:
-    with pytest.warns(hdet.HdetWarning) as told:
-        task = Feed(log=hdet_log(tmp_path / "log.csv"), num_users=3, num_items=4)
-    assert ["num_users" in str(w.message) for w in told] == [True, False]
-    assert "share a row of the table. Set num_items to" in str(told[1].message)
-    batch = take(task, 1, seed=0)[0]
-    assert int(batch["user"].max()) < 3 and int(batch["item"].max()) < 4
-    assert math.isfinite(task.loss(task.build_model(0), batch).item())
-
-
-def test_a_log_trains_and_is_scored(tmp_path: Path) -> None:
-    task = Feed(log=hdet_log(tmp_path / "log.csv"), length=8)
-    model = task.build_model(0)
-    ensemble = hdet.VirtualEnsemble(
-        model, torch.optim.AdamW(task.parameter_groups(model), lr=1e-2), task.loss, num_replicas=2
-    )
-    streams = [task.train_batches(seed=0, replica=r) for r in range(2)]
-    losses = [ensemble.step(batches=[next(stream) for stream in streams]).mean().item() for _ in range(60)]
-    assert losses[-1] < 0.7 * losses[0]
-    ensemble.converge()
-    found = task.metrics(model, task.evaluation_batches())
-    assert found["auc"] > 0.7
-    assert not any(are_equal(task.probe_batch(), batch) for batch in task.evaluation_batches())
-
-
-def test_a_log_may_be_a_path(tmp_path: Path) -> None:
-    hdet_log(tmp_path / "log.csv")
-    assert Feed(log=tmp_path / "log.csv").log == str(tmp_path / "log.csv")  # pyright: ignore[reportArgumentType]
-
-
 # --- options -----------------------------------------------------------------------------------------
 
 
@@ -454,6 +291,34 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
         Feed(**options)
 
 
-def test_a_log_that_is_no_path() -> None:
-    with pytest.raises(TypeError, match="log must be the path of a CSV file or None, got 3"):
-        Feed(log=3)  # pyright: ignore[reportArgumentType]
+# --- events of a file --------------------------------------------------------------------------------
+
+
+def test_the_example_trains_on_a_log(tmp_path: Path) -> None:
+    def row(k: int) -> str:  # what is done depends on the item; each user pauses once for an hour
+        item, time = k % 31, 60 * k + 3600 * (k >= 100)
+        return f"u{k % 7},i{item},{time},{int(item % 9 == 0)},{item % 2},{int(item % 3 > 0)}"
+
+    lines = ["user,item,time,contribution,like,dwell", *map(row, range(400))]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(lines) + "\n")
+    name = f"{Path(__file__).parents[4] / 'examples' / 'feed_log.py'}:FeedLog"
+    task = load_task(name, {"log": str(log), "length": 8})
+    batches = take(task, 2 * task.num_examples // task.batch_size + 1, seed=0)
+    assert sum(int(b["mask"].sum()) for b in task.evaluation_batches()) == 40
+    assert int(task.probe_batch()["mask"].sum()) == 40
+    assert {int(b["position"].max()) for b in batches} == {7} and task.num_examples == 42
+    assert torch.equal(batches[3]["item"], take(task, 1, seed=0, start=3)[0]["item"])
+    model = task.build_model(0)
+    padded = next(b for b in batches if (b["mask"] == 0).any())
+    other = {**padded, "item": torch.where(padded["mask"] > 0, padded["item"], 3)}
+    assert torch.equal(task.loss(model, padded), task.loss(model, other))  # padding is not scored
+    optimizer = torch.optim.AdamW(task.parameter_groups(model), lr=1e-2)
+    for batch in batches:
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    assert task.metrics(model, task.evaluation_batches())["auc"] > 0.7
+    log.write_text("\n".join([*lines, "u1,i1,soon,0,0,0"]))
+    with pytest.raises(ValueError, match=r"log .*log\.csv, line 402: ValueError could not convert string"):
+        load_task(name, {"log": str(log)})
