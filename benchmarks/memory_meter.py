@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves
 import hdet
 from hdet.replicas import copies
 from hdet.replicas.average import Averager
-from hdet.replicas.tail import Tail, TailMean
+from hdet.replicas.tail import Tail
 from hdet.steering.guard import GuardSteering
 
-_SAVING = {f.__code__ for f in (Tail.hold_whole, Tail.state_dict, TailMean.state_dict)}
+_SAVERS = (Tail.hold_whole, Tail.state_dict, GuardSteering.before_save, GuardSteering.state_dict)
+_SAVING = {f.__code__ for f in _SAVERS}
 _GATHER = {copies._gather_into.__code__}  # noqa: SLF001
 _OWNERS = {
     Tail.__module__: "tail",

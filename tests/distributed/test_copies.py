@@ -195,6 +195,35 @@ def test_a_checkpoint_of_two_replicas_goes_on_in_one_process() -> None:
         assert torch.equal(mine, theirs)
 
 
+def _resumes_around_brakes(rank: int) -> tuple[list[list[bool]], list[str], int]:
+    """The weights are spoilt in all replicas, so that the guard goes back, the second time to the start."""
+    run, states, fault = Run(rank), [], (40, 30.0)
+    for step in (10, 39, 43, 47, 50):
+        run.train(until=step, fault=fault)
+        run.auto.converge()
+        parts = (run.net, run.optimizer, run.auto)
+        states.append(copy.deepcopy([part.state_dict() for part in parts]))
+    run.train(until=51, fault=fault)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert run.auto.state_dict()["controllers"]["guard"]["copies"] == {}
+    end = run.train(fault=fault)
+    equal = []
+    for state in states:
+        other = Run(rank)
+        for part, saved in zip((other.net, other.optimizer, other.auto), state, strict=True):
+            part.load_state_dict(saved)
+        equal.append([torch.equal(a, b) for a, b in zip(other.train(fault=fault), end, strict=True)])
+    num_brakes = run.auto.state_dict()["controllers"]["guard"]["num_brakes"]
+    return equal, [str(w.message) for w in caught if w.category is hdet.NotConvergedWarning], num_brakes
+
+
+def test_copies_in_parts_are_saved_so_that_a_resumed_guard_goes_back_as_far() -> None:
+    for equal, told, num_brakes in run_replicas(_resumes_around_brakes, 2):
+        assert num_brakes > 0 and all(all(each) for each in equal), equal
+        assert len(told) == 1 and "a part of the copies of the guard" in told[0]
+
+
 def _copy_of_a_bad_start(rank: int) -> list[list[Tensor]]:
     run = Run(rank)
     if rank == 1:

@@ -175,7 +175,7 @@ class Ensemble(Readings, Closing):
         stepped = self._counter.optimizer_stepped
         self._begins_equal = self.replicas.attach(self.explored, moments=moments, step_made=stepped)
         claim(self.optimizer, self)
-        self._is_closed, self._is_local = False, settings.is_local
+        self._is_closed, self._is_local, self._is_ready_to_save = False, settings.is_local, False
         self._has_rounds = is_recorded or self.rounds.are_needed or self.replicas.differ
         self._take_loss = [self.replicas.add_loss, *(one.add_loss for one in self.controllers.watching)]
         self._hooks = self.explored.watch(self.optimizer)
@@ -230,6 +230,9 @@ class Ensemble(Readings, Closing):
         if not self._counter.takes_call() or skipped:
             return False
         self.watch.require_same_groups()
+        if self._is_ready_to_save:
+            self._is_ready_to_save = False
+            self.controllers.after_save()
         if self._is_finished or (self.total_steps is not None and self.num_steps >= self.total_steps):
             self._notice_end()
         self.num_steps = num_steps = self.num_steps + 1
@@ -269,12 +272,14 @@ class Ensemble(Readings, Closing):
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own. Collective.
 
-        Multipliers and the controller stay. Within the tail its mean is gathered, where replicas hold parts.
+        Multipliers and the controller stay. Copies of the weights that replicas hold in parts are gathered for a
+        checkpoint, until the next step.
         """
         self._require_open("converge()")
         self._converge()
         self.controllers.before_save()
         self.tail.hold_whole()
+        self._is_ready_to_save = True
 
     def _converge(self) -> None:
         if self._has_rounds and self._is_apart:
@@ -349,7 +354,8 @@ class Ensemble(Readings, Closing):
         run resumes bit for bit. Not collective. It raises where the parameters are not finite.
         """
         is_new = self._begins_equal and not self._counter.has_seen_steps and self.num_steps == 0
-        state.require_fit_to_save(self, is_apart=self._has_rounds and self._is_apart and not is_new)
+        is_apart = self._has_rounds and self._is_apart and not is_new
+        state.require_fit_to_save(self, is_apart=is_apart, is_new=is_new)
         return {
             "num_steps": self.num_steps,
             "peaks": [list(peak) for peak in self.peaks],

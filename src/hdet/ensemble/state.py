@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """Of the state that an ensemble saves."""
 
 _STATE = (
@@ -43,7 +43,7 @@ _STATE = (
 """It holds at least these."""
 
 
-def require_fit_to_save(run: Ensemble, *, is_apart: bool) -> None:
+def require_fit_to_save(run: Ensemble, *, is_apart: bool, is_new: bool) -> None:
     """Raise where weights are not finite, and warn where one replica's state is not everybody's."""
     replicas = run.replicas
     if is_apart and ((replicas.differ and replicas.has_others) or replicas.needs_syncs):
@@ -52,10 +52,12 @@ def require_fit_to_save(run: Ensemble, *, is_apart: bool) -> None:
             "and drop this round's losses: call converge() on every replica before saving",
             NotConvergedWarning,
         )
-    if run.tail.is_in_parts:
+    parts = ["the mean of the tail"] if run.tail.is_in_parts else []
+    parts += [f"the copies of the {one.name}" for one in run.controllers if one.is_in_parts and not is_new]
+    if parts:
         warn(
-            "every replica holds a part of the mean of the tail, so a checkpoint would not hold it and the "
-            "tail would begin again: call converge() on every replica before saving",
+            f"every replica holds a part of {' and of '.join(parts)}, so a checkpoint would not hold it and "
+            "a resumed run would go on without it: call converge() on every replica before saving",
             NotConvergedWarning,
         )
     if not replicas.all_finite(replicas.weights()):

@@ -129,8 +129,8 @@ class MemoryCost:
     bucket: int
     """Buffer that messages are packed into, at most."""
     saving: int
-    """A whole mean of the tail for the checkpoint, in host memory unless the model is sharded. Where replicas
-    keep parts of it, it is held from ``converge()`` to the next step."""
+    """Whole copies of the guard and the mean of the tail for the checkpoint, in host memory unless the model
+    is sharded. Where replicas keep parts of them, they are held from ``converge()`` to the next step."""
     peak: int
     """The most at any time, but for saving."""
     peak_while_saving: int
@@ -181,7 +181,7 @@ def memory_cost(
     if has_others and not are_equal:
         gathered = min(_BUCKET_BYTES, here * wide)
     in_run, in_search = tail + guard + gathered, search + packed
-    saving = here * wide
+    saving = here * wide + _NUM_GUARD * here * size
     return MemoryCost(
         parameters=here * size,
         training=(2 + num_moments) * here * size,

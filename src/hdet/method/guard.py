@@ -29,7 +29,7 @@ class Guard:
     moments, and divides the learning rate by ``factor`` for good.
 
     It keeps three copies of the parameters, the first weights and two later ones. While N replicas are equal,
-    each keeps its part of them, 3/N. It needs the loss in ``step(loss)``.
+    each keeps its part of them, 3/N. A checkpoint holds them too. It needs the loss in ``step(loss)``.
 
     >>> Guard(lost=0)
     Traceback (most recent call last):
@@ -49,6 +49,9 @@ class Guard:
     """Share of the run between two copies."""
     copy_on_cpu: bool = False
     """Keep the copies in host memory."""
+    saves_copies: bool = True
+    """Save the copies in a checkpoint, so that a resumed run goes back as it would have. Without them the
+    file is smaller, and a resumed run that would go back beyond its checkpoint ends with an error."""
 
     def __post_init__(self) -> None:
         require_number("lost", self.lost, above=0)
@@ -58,6 +61,7 @@ class Guard:
             require_number("expected_loss", self.expected_loss)
         require_number("interval", self.interval, above=0, below=1)
         require_flag("copy_on_cpu", self.copy_on_cpu)
+        require_flag("saves_copies", self.saves_copies)
 
 
 class GuardMemory(NamedTuple):

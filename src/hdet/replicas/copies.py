@@ -18,7 +18,7 @@ from torch.optim import Adagrad, Optimizer
 
 from hdet.replicas.exchange import wait_for_all
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import KnownTensors, accelerator_module, flat_view, real_view
+from hdet.replicas.tensors import KnownTensors, accelerator_module, fitting, flat_view, real_view
 
 ALONE = ReplicaGroup(0, 1)
 """For a copy that is whole in this process."""
@@ -255,10 +255,16 @@ class WeightsCopy:
         self.is_whole = self._of_weights.is_whole
         """Tells whether all of it is in this process."""
 
-    def take(self) -> None:
-        """Copy them anew, in the same memory. Not collective."""
-        self._of_weights.take(self.weights)
-        self._of_buffers.take(self.buffers)
+    def take(self, saved: Sequence[Tensor] | None = None) -> None:
+        """Copy them anew, in the same memory, or what a checkpoint holds of a copy. Not collective."""
+        tensors, count = [*self.weights, *self.buffers], len(self.weights)
+        tensors = tensors if saved is None else fitting(saved, [tensor.shape for tensor in tensors])
+        self._of_weights.take(tensors[:count])
+        self._of_buffers.take(tensors[count:])
+
+    def whole(self) -> list[Tensor]:
+        """All of it as new tensors in host memory, buffers last. Collective where the copy is split."""
+        return [*self._of_weights.whole("a save"), *self._of_buffers.whole()]
 
     def put(self, what: str) -> None:
         """Put them back. Collective where the copy is split.

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from hdet.explore.values import ExploredValues
+from hdet.replicas.copies import WeightsCopy
 from hdet.replicas.group import ReplicaGroup, Traffic
 from hdet.replicas.losses import LossSum
 from hdet.replicas.probe import Probe
@@ -162,8 +163,14 @@ class Replicas(Protocol):
     def weights_written(self) -> None:
         """Called after :meth:`weights` were changed from outside."""
 
+    def weights_and_buffers(self) -> list[Tensor]:
+        """Give what a save point is a copy of."""
+        ...
+
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """Return what a checkpoint holds of tensors laid out as :meth:`weights`: copies in host memory.
+        """Return what a checkpoint holds of tensors laid out as the first of :meth:`weights_and_buffers`.
+
+        They are copies in host memory.
 
         Args:
             tensors: what is saved.
@@ -215,7 +222,9 @@ class Replicas(Protocol):
         """
         ...
 
-    def save_point(self, *, on_cpu: bool, spare: Any = None) -> Any:
+    def save_point(
+        self, *, on_cpu: bool, spare: WeightsCopy | None = None, saved: Sequence[Tensor] | None = None
+    ) -> WeightsCopy:
         """Copy the weights and buffers, for :meth:`restore`. Not collective.
 
         The optimizer's moments are not kept: they are twice the weights with Adam, and those of a learning
@@ -224,10 +233,11 @@ class Replicas(Protocol):
         Args:
             on_cpu: keep the copies in host memory.
             spare: an earlier one, which is not needed any more. Its memory is used where that fits.
+            saved: what a checkpoint holds of a save point, to be copied instead.
         """
         ...
 
-    def restore(self, point: Any) -> None:
+    def restore(self, point: WeightsCopy) -> None:
         """Put a save point back on every replica, with an optimizer as before its first step. Collective.
 
         The save point stays good.

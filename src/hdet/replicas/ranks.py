@@ -311,9 +311,14 @@ class RankReplicas:
         for module in self._fully_sharded:
             module.reshard()
 
+    def weights_and_buffers(self) -> list[Tensor]:
+        """Give what a save point is a copy of."""
+        return [*self.weights(), *([] if self.model is None else map(local_part, self.model.buffers()))]
+
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
         """Return what a checkpoint holds: sharded as the owners, for ``torch.distributed.checkpoint``."""
-        pairs = zip(tensors, self._averaged.now(), strict=True)
+        owners = [*self._averaged.now(), *([] if self.model is None else self.model.buffers())]
+        pairs = zip(tensors, owners, strict=False)
         return [sharded_like(part.detach().to("cpu", copy=copies), owner) for part, owner in pairs]
 
     def average(
@@ -373,15 +378,18 @@ class RankReplicas:
         """All replicas while they ought to be equal, else this one alone."""
         return self.group if self.has_others and not self.differ else ALONE
 
-    def save_point(self, *, on_cpu: bool, spare: WeightsCopy | None = None) -> WeightsCopy:
+    def save_point(
+        self, *, on_cpu: bool, spare: WeightsCopy | None = None, saved: Sequence[Tensor] | None = None
+    ) -> WeightsCopy:
         """Copy the weights and buffers, each replica its part while all are equal."""
         self._reshard()
-        if spare is not None and spare.group is self.equal_group():
-            spare.weights = self.weights()
-            spare.take()
-            return spare
-        buffers = [] if self.model is None else [local_part(buffer) for buffer in self.model.buffers()]
-        return WeightsCopy(self.weights(), buffers, self.equal_group(), "cpu" if on_cpu else None)
+        weights, group = self.weights(), self.equal_group()
+        if spare is None or spare.group is not group:
+            buffers = self.weights_and_buffers()[len(weights) :]
+            spare = WeightsCopy(weights, buffers, group, "cpu" if on_cpu else None)
+        spare.weights = weights
+        spare.take(saved)
+        return spare
 
     def restore(self, point: WeightsCopy) -> None:
         """Put weights and buffers back, with an optimizer as before its first step. Collective."""

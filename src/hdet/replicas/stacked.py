@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.explore.values import ExploredValues
-from hdet.replicas.copies import ALONE
+from hdet.replicas.copies import ALONE, WeightsCopy
 from hdet.replicas.group import ReplicaGroup, Traffic
 from hdet.replicas.health import Health, rows_are_finite
 from hdet.replicas.losses import DeviceSum, LossSum, evaluating
@@ -206,9 +206,14 @@ class StackedReplicas:
         """Show them in the user's model."""
         self.rows.write_template(0)
 
+    def weights_and_buffers(self) -> list[Tensor]:
+        """The rows that are computed."""
+        return [rows[: self.num_distinct].detach() for rows in self.rows.tensors()]
+
     def as_saved(self, tensors: Sequence[Tensor], *, copies: bool = True) -> list[Tensor]:
-        """Return what a checkpoint holds of them."""
-        return [tensor.detach().to("cpu", copy=copies) for tensor in tensors]
+        """Return what a checkpoint holds of them: one row where all are equal."""
+        rows = [t[:1] if bool((t == t[:1]).all()) else t for t in tensors]
+        return [tensor.detach().to("cpu", copy=copies) for tensor in rows]
 
     def average(
         self, excluded: Collection[int], *, like_weights: Sequence[Tensor] = (), weights: Shares = None
@@ -262,18 +267,23 @@ class StackedReplicas:
         """This process alone: all of them live here."""
         return ALONE
 
-    def save_point(self, *, on_cpu: bool, spare: list[Tensor] | None = None) -> list[Tensor]:
+    def save_point(
+        self, *, on_cpu: bool, spare: WeightsCopy | None = None, saved: Sequence[Tensor] | None = None
+    ) -> WeightsCopy:
         """Copy the rows that are computed."""
-        computed = [rows[: self.num_distinct].detach() for rows in self.rows.tensors()]
-        if spare is not None and [rows.shape for rows in spare] == [rows.shape for rows in computed]:
-            torch._foreach_copy_(spare, computed)  # pyright: ignore[reportPrivateImportUsage]
-            return spare
-        return [rows.to("cpu" if on_cpu else rows.device, copy=True) for rows in computed]
+        computed = self.weights_and_buffers()
+        if spare is None or [rows.shape for rows in spare.weights] != [rows.shape for rows in computed]:
+            spare = WeightsCopy(computed, [], ALONE, "cpu" if on_cpu else None)
+        spare.weights = computed
+        spare.take(saved)
+        return spare
 
     @torch.no_grad()
-    def restore(self, point: list[Tensor]) -> None:
+    def restore(self, point: WeightsCopy) -> None:
         """Put the rows back, and let the optimizer begin again."""
-        for rows, saved in zip(self.rows.tensors(), point, strict=True):
-            rows[: len(saved)].copy_(saved)
+        point.weights = [
+            rows[: len(old)] for rows, old in zip(self.rows.tensors(), point.weights, strict=True)
+        ]
+        point.put("")
         self.row_optimizer.clear()
         self.weights_written()

@@ -7,9 +7,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hdet.checks import check_counts, check_keys, check_numbers, require_number
+from torch import Tensor
+
+from hdet.checks import check_counts, check_keys, check_numbers, require_flag, require_number
+from hdet.errors import HdetError
 from hdet.method.guard import Guard, GuardMemory, watch
 from hdet.records import RoundRecord
+from hdet.replicas.copies import WeightsCopy
+from hdet.replicas.saved import check_weights
 from hdet.round_record import GuardRecord
 from hdet.steering.port import Steering, Surroundings
 
@@ -19,6 +24,12 @@ _MOST_BRAKES = 8
 """A run that collapses again and again has another fault."""
 _SHARE_TO_LEARN = 0.15
 """Of the steps: when a run must have reached the loss that is expected of it."""
+
+
+_STATE = ("memory", "num_brakes", "expected_loss", "steps", "is_checked", "memories", "copies")
+"""A state holds at least these."""
+_COPIES = ("first", "older", "newer")
+"""Names of the copies in it."""
 
 
 class GuardSteering(Steering):
@@ -37,7 +48,8 @@ class GuardSteering(Steering):
     def _forget(self) -> None:
         self._memory = GuardMemory()
         self._num_brakes = 0
-        self._initial: Any = None
+        self._held: dict[str, list[Tensor]] | None = None  # for a checkpoint, until the next step
+        self._initial: WeightsCopy | None = None
         self._initial_is_checked = False
 
     def begin(self, num_steps: int) -> None:
@@ -45,13 +57,14 @@ class GuardSteering(Steering):
         self._forget()  # give its memory back first
         self._initial = self._save_point()
         self._began_apart = self.replicas.differ
+        self._resumed_at = num_steps
         self._begin_at(num_steps)
 
-    def _save_point(self, spare: Any = None) -> Any:
-        return self.replicas.save_point(on_cpu=self.settings.copy_on_cpu, spare=spare)
+    def _save_point(self, spare: WeightsCopy | None = None, saved: Any = None) -> WeightsCopy:
+        return self.replicas.save_point(on_cpu=self.settings.copy_on_cpu, spare=spare, saved=saved)
 
     def _begin_at(self, step: int) -> None:
-        self._copies: list[tuple[Any, GuardMemory]] = []
+        self._copies: list[tuple[WeightsCopy, GuardMemory]] = []
         self._next_copy = step + self.settings.interval * self._total_steps
         self._learns_until = step + _SHARE_TO_LEARN * self._total_steps
 
@@ -99,6 +112,11 @@ class GuardSteering(Steering):
             self._copies = []  # the next time further back
             self.replicas.restore(point)
             why = "the loss has collapsed, so earlier weights are put back"
+        elif self._initial is None:
+            raise HdetError(
+                f"at step {record.step} the loss has collapsed, and the guard has no weights from before it "
+                f"was resumed: resume from a checkpoint before step {self._resumed_at} with a lower learning rate"
+            )
         else:
             self.replicas.restore(self._initial)
             self._memory = GuardMemory()
@@ -114,24 +132,74 @@ class GuardSteering(Steering):
                 self.settings.factor,
             )
 
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    def _points(self) -> dict[str, tuple[WeightsCopy, GuardMemory]]:
+        """Give the copies that a checkpoint holds, by name."""
+        if self._initial is None or not self.settings.saves_copies:
+            return {}
+        return dict(zip(_COPIES, [(self._initial, GuardMemory()), *self._copies], strict=False))
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Tell whether a checkpoint now could not hold the copies."""
+        return self._held is None and not all(point.is_whole for point, _ in self._points().values())
+
+    def before_save(self) -> None:
+        """Gather the copies, where each replica holds a part of them. Collective."""
+        if self.is_in_parts:
+            self._held = {name: point.whole() for name, (point, _) in self._points().items()}
+
+    def after_save(self) -> None:
+        """Give the gathered copies back."""
+        self._held = None
+
     def state_dict(self) -> dict[str, Any]:
-        """Save what it remembers. The copies are not kept: after a resume the first is the checkpoint's."""
+        """Save what it remembers, and the copies that it would go back to."""
+        points = {} if self.is_in_parts else self._points()
+        tensors = self._held or {name: point.whole() for name, (point, _) in points.items()}
+        copies = {name: self.replicas.as_saved(whole, copies=False) for name, whole in tensors.items()}
+        if self.replicas.is_sharded and self.settings.saves_copies:
+            here = self.replicas.weights_and_buffers()
+            copies = {name: copies.get(name) or self.replicas.as_saved(here) for name in _COPIES}
         return {
             "memory": list(self._memory),
             "num_brakes": self._num_brakes,
             "expected_loss": self.settings.expected_loss,
+            "steps": [self._next_copy, self._learns_until],
+            "is_checked": self._initial_is_checked,
+            "memories": [list(memory) for _, memory in points.values()],
+            "copies": copies,
         }
 
     def check_state(self, name: str, state: Any) -> None:
         """See :class:`Steering`."""
-        check_keys(name, state, ("memory", "num_brakes", "expected_loss"))
-        check_numbers(f"{name} memory", state["memory"], len(GuardMemory._fields), is_finite=False)
+        check_keys(name, state, _STATE)
+        for memory in (state["memory"], *state["memories"]):
+            check_numbers(f"{name} memory", memory, len(GuardMemory._fields), is_finite=False)
         check_counts(name, state, ("num_brakes",))
+        check_numbers(f"{name} steps", state["steps"], 2)
+        require_flag(f"{name} is_checked", state["is_checked"])
+        check_keys(f"{name} copies", state["copies"], _COPIES[: len(state["memories"])])
+        for copy in state["copies"].values():
+            check_weights(f"{name} copies", copy, self.replicas, has_buffers=True)
         if state["expected_loss"] is not None:
             require_number(f"{name} expected_loss", state["expected_loss"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint."""
+        """Load a checkpoint. Without copies in it there is nothing to go back to until there are new ones."""
         self._memory = GuardMemory(*state["memory"])
         self._num_brakes = state["num_brakes"]
         self.settings = replace(self.settings, expected_loss=state["expected_loss"])
+        self._next_copy, self._learns_until = state["steps"]
+        self._initial_is_checked = state["is_checked"]
+        saved = [state["copies"][name] for name, _ in zip(_COPIES, state["memories"], strict=False)]
+        if saved:
+            self._initial = self._save_point(self._initial, saved[0])
+            memories = state["memories"][1:]
+            self._copies = [
+                (self._save_point(saved=one), GuardMemory(*memory))
+                for one, memory in zip(saved[1:], memories, strict=True)
+            ]
+        elif self._resumed_at:
+            self._initial = None

@@ -90,6 +90,14 @@ class Steering:
     def before_save(self) -> None:
         """Gather what each replica holds a part of. Collective."""
 
+    def after_save(self) -> None:
+        """Give back what :meth:`before_save` has gathered. Called before the next step."""
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Tell whether a checkpoint now would lack something, because :meth:`before_save` was not called."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors on the CPU and numbers, the same on every replica after converging."""
         return {}
@@ -148,6 +156,11 @@ class Controllers:
         """Let each gather what replicas hold in parts. Collective."""
         for one in self.each:
             one.before_save()
+
+    def after_save(self) -> None:
+        """Let each give back what it has gathered."""
+        for one in self.each:
+            one.after_save()
 
     def state_dict(self) -> dict[str, Any]:
         """Save what each remembers, by its name."""

@@ -683,7 +683,7 @@ def test_a_state_of_another_version_is_refused_before_anything_changes() -> None
     optimizer, ensemble = make()
     optimizer.step()
     ensemble.step()
-    with pytest.raises(ValueError, match="state_dict must be of version 5, got version 99"):
+    with pytest.raises(ValueError, match="state_dict must be of version 6, got version 99"):
         ensemble.load_state_dict(ensemble.state_dict() | {"version": 99, "num_steps": 7})
     assert ensemble.num_steps == 1
 

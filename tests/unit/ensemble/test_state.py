@@ -95,7 +95,7 @@ def changed(path, value):
 
 
 BAD = [
-    (changed(["version"], 3), "must be of version 5, got version 3"),
+    (changed(["version"], 3), "must be of version 6, got version 3"),
     (changed(["peaks"], ...), "it has no peaks"),
     (changed(["num_steps"], -3), "state_dict num_steps must be an integer of at least 0, got -3"),
     (changed(["num_steps"], "7"), "state_dict num_steps must be an integer .* got '7'"),

@@ -134,8 +134,57 @@ def test_what_it_remembers_is_in_the_checkpoint():
     state = ensemble.state_dict()
     _, other, _, _ = train(0, guard=Guard(), steps=1, is_spoilt=False)
     other.load_state_dict(state)
-    assert other.state_dict()["controllers"] == state["controllers"]
+    again = other.state_dict()["controllers"]
+    torch.testing.assert_close(again, state["controllers"], rtol=0, atol=0, equal_nan=True)
+    assert list(again["guard"]["copies"]) == ["first", "older", "newer"]
     assert other.found_lr["lr"] == pytest.approx(0.05 / 3)
+
+
+def scripted(guard, losses, state=None):
+    """A run of nothing but losses, whose only weight counts the steps."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    explore = [hdet.LearningRate(0.0)]
+    told = {"explore": explore, "sync_every": 2, "total_steps": 100, "controllers": [guard]}
+    ensemble = hdet.Ensemble(optimizer, **told)
+    if state is not None:
+        with torch.no_grad():
+            weight.fill_(float(state["num_steps"]))
+        ensemble.load_state_dict(state)
+    for loss in losses[ensemble.num_steps :]:
+        weight.grad = torch.zeros(1)
+        optimizer.step()
+        with torch.no_grad():
+            weight += 1
+        ensemble.step(loss)
+    return weight.item(), ensemble
+
+
+COLLAPSES = [*(4.0 - 0.05 * step for step in range(50)), *[9.0] * 10]
+
+
+@pytest.mark.parametrize("steps", [2, 26, 50, 51, 52, 53])
+def test_a_resume_before_a_brake_or_within_a_collapse_goes_back_as_far(steps):
+    _, stopped = scripted(Guard(interval=0.1), COLLAPSES[:steps])
+    stopped.converge()
+    state = stopped.state_dict()
+    for end, weight in ((54, 40), (58, 0)):  # to the older of two copies, and then to the first weights
+        assert scripted(Guard(interval=0.1), COLLAPSES[:end])[0] == weight
+        assert scripted(Guard(interval=0.1), COLLAPSES[:end], state)[0] == weight
+
+
+@pytest.mark.parametrize("steps", [50, 53])
+def test_a_resumed_guard_that_has_no_copies_does_not_go_back_to_a_collapse(steps):
+    guard = Guard(interval=0.1, saves_copies=False)
+    _, stopped = scripted(guard, COLLAPSES[:steps])
+    stopped.converge()
+    state = stopped.state_dict()
+    assert state["controllers"]["guard"]["copies"] == {}
+    with pytest.raises(hdet.HdetError, match=f"resume from a checkpoint before step {steps} with a lower"):
+        scripted(guard, COLLAPSES, state)
+    falling = [*COLLAPSES[:50], *[1.5] * 15, *[9.0] * 4]  # it has copies of its own by then
+    if steps == 50:
+        assert scripted(guard, falling, state)[0] == 61
 
 
 def after(*losses):

@@ -121,7 +121,7 @@ _PARTS = {
     "tail": "tail: mean of the last steps",
     "search": "search: two copies, before the run only",
     "bucket": "bucket for messages, at most",
-    "saving": "saving within the tail",
+    "saving": "saving: what a checkpoint gathers",
     "peak": "hdet, most at a time",
     "peak_while_saving": "hdet, most at a time while saving",
 }
