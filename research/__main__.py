@@ -8,6 +8,7 @@ from research.commands.ablate import ablate
 from research.commands.claims import claims
 from research.commands.compare import compare
 from research.commands.explore import explore
+from research.commands.recipe import recipe
 from research.commands.thermostat import thermostat
 from research.commands.zoo import zoo
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-for command in (compare, zoo, explore, thermostat, ablate, claims):
+for command in (compare, zoo, explore, thermostat, recipe, ablate, claims):
     app.command()(command)
 
 

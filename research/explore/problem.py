@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,20 +82,30 @@ class Problem:
             return self.build(self.parts())
 
     def optimizer_of(self, model: nn.Module, lr: float, decay: float) -> Optimizer:
+        """Build the optimizer of a model."""
+        return self.optimizer_over(self.groups(model, decay), lr)
+
+    def groups(self, model: nn.Module, decay: float) -> list[dict[str, Any]]:
         """Matrices decay; biases, norms and tables of embeddings do not."""
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         trained = [p for p in model.parameters() if p.requires_grad]
         decayed = [p for p in trained if p.ndim >= 2 and id(p) not in tables]
         rest = [p for p in trained if p.ndim < 2 or id(p) in tables]
         groups = [{"params": decayed, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
-        if self.optimizer in ("sgd", "plain sgd"):
-            return SGD(groups, lr=lr, momentum=0.9 if self.optimizer == "sgd" else 0.0)
-        if self.optimizer == "adamw":
-            return AdamW(groups, lr=lr)
+        if self.optimizer != "muon":
+            return groups
         groups[0]["params"] = [p for p in decayed if p.ndim == 2]
         groups[0]["uses_muon"] = True
         groups.insert(1, {"params": [p for p in decayed if p.ndim > 2], "weight_decay": decay})
-        return MuonAndAdamW([group for group in groups if group["params"]], lr=lr)
+        return [group for group in groups if group["params"]]
+
+    def optimizer_over(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """Build the optimizer over groups that say how they decay."""
+        if self.optimizer == "muon":
+            return MuonAndAdamW(groups, lr=lr)
+        if self.optimizer == "adamw":
+            return AdamW(groups, lr=lr)
+        return SGD(groups, lr=lr, momentum=0.9 if self.optimizer == "sgd" else 0.0)
 
     def batches(self, seed: int, *, with_probe: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled epochs without end, of the training data, ``with_probe`` also of the probe."""

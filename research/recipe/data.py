@@ -199,7 +199,7 @@ def bags(num_trained: int) -> Parts:
     """Sixteen vectors each, two of which are of the kind that is to be told."""
     generator = torch.Generator().manual_seed(0)
     count = num_trained + 2400
-    kinds = 2 * torch.randn(6, 8, generator=generator)
+    kinds = 1.3 * torch.randn(6, 8, generator=generator)
     y = torch.randint(6, (count,), generator=generator)
     x = 1.5 * torch.randn(count, 16, 8, generator=generator)
     x[:, :2] = kinds[y].unsqueeze(1) + torch.randn(count, 2, 8, generator=generator)

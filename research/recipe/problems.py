@@ -1,7 +1,7 @@
 """What the recipe is judged on: problems to choose constants on, and problems that are judged once.
 
-Problems, splits and grids were fixed before the first run. Every problem has its data in three parts: what is
-trained on, what the run may look at, and what only the table sees.
+Problems, splits and the grids in ``sweep.py`` were fixed before the first run. Every problem has its data in
+three parts: what is trained on, what the run may look at, and what only the table sees.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from research.zoo.problem import Split
 from research.zoo.problems.extra import Denoiser
 from research.zoo.problems.tables import RatingFactors, movie_ratings
 
-__all__ = ["MIDDLE", "PROBLEMS", "RATES", "STRENGTHS", "ZOO", "names"]
-
-RATES = (1 / 9, 1 / 3, 1.0, 3.0, 9.0, 27.0)
-"""Learning rates of a sweep, over the problem's guess."""
-STRENGTHS = (0.3, 3.0, 30.0)
-"""Weight decays of a sweep, times learning rate and steps: how often weights would decay by e. While the best
-of a sweep is at an edge, it goes on by a factor of 3 in the learning rate and of 10 here."""
-MIDDLE = 3**0.5, 10**0.5
-"""At last the four neighbours of the best are run: half a step of either grid to each side."""
+__all__ = ["PROBLEMS", "ZOO", "names"]
 
 
 def _ratings_model(_: Parts) -> nn.Module:
@@ -47,7 +39,7 @@ _NEW: dict[str, Problem] = {
     "vowel_mlp": Problem(
         "dev",
         "MLP, table of 500 rows",
-        partial(older.table, "vowel", 500, num_probed=150),
+        partial(older.table, "vowel", 500, num_probed=200),
         lambda _: mlp(13, 96, 96, 11),
     ),
     "ratings_from_zero": Problem(

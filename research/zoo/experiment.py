@@ -21,10 +21,21 @@ from research.peers import METHODS
 from research.peers.base import Diverged, Job, Trained
 from research.peers.plain import plain_run
 from research.zoo.catalogue import names, problem_of
-from research.zoo.problem import Split
+from research.zoo.problem import Problem, Split
 from research.zoo.sweep import Point, best_point, lr_at, next_points
 
-__all__ = ["AGAIN", "FRESH", "STARTS", "SWEEP", "open_ledger", "relative_error", "run_zoo", "sweep_losses"]
+__all__ = [
+    "AGAIN",
+    "FRESH",
+    "STARTS",
+    "SWEEP",
+    "open_ledger",
+    "outcome_of",
+    "plain_with_tail",
+    "relative_error",
+    "run_zoo",
+    "sweep_losses",
+]
 
 SWEEP, AGAIN = "sweep", "best again"
 """The runs that choose the best learning rate and warm-up, and runs of that choice on fresh seeds: the lowest
@@ -156,37 +167,37 @@ def _next_of_sweep(name: str, seeds: Sequence[int], ledger: Ledger) -> list[Reco
 
 def train(spec: Record) -> Record:
     """Run one, and add its results."""
-    torch.set_flush_denormal(True)  # a network that has died computes with the smallest numbers, slowly
-    try:
-        return _train(spec)
-    finally:
-        torch.set_flush_denormal(False)
-
-
-def _train(spec: Record) -> Record:
     problem = problem_of(spec["problem"])
+    is_plain = spec["method"] in (SWEEP, AGAIN)
+    run = plain_with_tail(spec["warmup"]) if is_plain else METHODS[spec["method"]].run
+    return spec | outcome_of(problem, run, lr=spec["lr"], seed=spec["seed"])
+
+
+def outcome_of(problem: Problem, run: Callable[[Job], Trained], *, lr: float | None, seed: int) -> Record:
+    """Train on a problem from a learning rate, None for its own, and give the results of a record."""
     optimizer = problem.build_optimizer(problem.parameter_groups(problem.build_model(0)), 1.0)
     job = Job(
         task=problem,
-        start_lr=problem.learning_rate if spec["lr"] is None else spec["lr"],
+        start_lr=problem.learning_rate if lr is None else lr,
         steps=problem.num_steps,
-        seed=spec["seed"],
+        seed=seed,
         num_replicas=problem.num_replicas,
         optimizer_kind="sgd" if isinstance(optimizer, SGD) else "adamw",
     )
-    is_plain = spec["method"] in (SWEEP, AGAIN)
-    run = _sweep_run(spec["warmup"]) if is_plain else METHODS[spec["method"]].run
+    torch.set_flush_denormal(True)  # a network that has died computes with the smallest numbers, slowly
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(spec["seed"], "training"))
+        torch.manual_seed(derived_seed(seed, "training"))
         begin = time.monotonic()
         try:
             trained = run(job)
         except Diverged:
             trained = Trained({})
+        finally:
+            torch.set_flush_denormal(False)
         seconds = time.monotonic() - begin
     metrics = {name: value if math.isfinite(value) else None for name, value in trained.metrics.items()}
     found = trained.found_lr
-    return spec | {
+    return {
         "final_loss": metrics.get("loss"),
         "metrics": metrics,
         "found_lr": found if found is not None and math.isfinite(found) else None,
@@ -195,5 +206,6 @@ def _train(spec: Record) -> Record:
     }
 
 
-def _sweep_run(warmup: float) -> Callable[[Job], Trained]:
+def plain_with_tail(warmup: float) -> Callable[[Job], Trained]:
+    """Train plainly, with the tail, after a warm-up of this share of the steps."""
     return partial(plain_run, warmup=warmup, anneal_to=Recipe.anneal_to, average_tail=Recipe.average_tail)

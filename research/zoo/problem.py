@@ -26,9 +26,9 @@ class Problem(Task):
     """Constants are chosen on ``"dev"`` alone."""
     num_replicas: ClassVar[int] = 8
     """How many replicas share a step; each has ``batch_size`` examples."""
-    clip_norm: ClassVar[float | None] = None
+    clip_norm: float | None = None
     """Gradients are scaled down to this norm, if it is set."""
-    weight_decay: ClassVar[float] = 0.0
+    weight_decay: float = 0.0
 
     def build_optimizer(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
         """The optimizer, over what :meth:`parameter_groups` gives."""

@@ -15,7 +15,7 @@ from research.zoo.experiment import AGAIN, SWEEP, loss_of, sweep_losses
 from research.zoo.problem import Split
 from research.zoo.sweep import WARMUPS, best_point, lr_at
 
-__all__ = ["Baseline", "baseline_of", "ratios", "table"]
+__all__ = ["Baseline", "baseline_of", "ratios", "shown", "spread", "table"]
 
 NEAR, FAR = (0.1, 1.0, 10.0), (0.01, 100.0)
 """Starts that users have, and starts that are far off."""
@@ -101,8 +101,8 @@ def _number(records: Sequence[Record], seeds: Sequence[int]) -> str:
         ("the guess, 10 times off or right", PLAIN, NEAR),
         ("the guess, 100 times off", PLAIN, FAR),
     ):
-        cells = [_spread(_cells(records, names(split), method, starts, seeds)) for split in _SPLITS]
-        rows.append(table_line([label, *(_shown(value) for spread in cells for value in spread)]))
+        cells = [spread(_cells(records, names(split), method, starts, seeds)) for split in _SPLITS]
+        rows.append(table_line([label, *(shown(value) for three in cells for value in three)]))
     taken = [
         record["search_steps"] / problem_of(record["problem"]).num_steps
         for record in records
@@ -143,8 +143,8 @@ def _overview(records: Sequence[Record], seeds: Sequence[int]) -> str:
     lines = [table_line(head), table_line(["---", *["---:"] * (len(head) - 1)])]
     rows = []
     for method in _methods_of(records):
-        dev, held_out = (_spread(_cells(records, names(split), method, NEAR, seeds)) for split in _SPLITS)
-        rows.append(([method, *(_shown(value) for value in (*dev, *held_out))], dev[0]))
+        dev, held_out = (spread(_cells(records, names(split), method, NEAR, seeds)) for split in _SPLITS)
+        rows.append(([method, *(shown(value) for value in (*dev, *held_out))], dev[0]))
     return "\n".join([*lines, *(table_line(row) for row, _ in sorted(rows, key=lambda row: row[1]))])
 
 
@@ -154,7 +154,7 @@ def _methods_of(records: Sequence[Record]) -> list[str]:
     return [method for method in kinds if method not in (SWEEP, AGAIN, ON_TOP, STEERED)]
 
 
-def _spread(cells: Sequence[float]) -> tuple[float, float, float]:
+def spread(cells: Sequence[float]) -> tuple[float, float, float]:
     """Median, 90th percentile and worst."""
     if not cells:
         return math.nan, math.nan, math.nan
@@ -219,11 +219,11 @@ def _methods(records: Sequence[Record], there: Sequence[str], seeds: Sequence[in
     rows = []
     for method in _methods_of(records):
         near = _cells(records, there, method, NEAR, seeds)
-        far_median, _, far_worst = _spread(_cells(records, there, method, FAR, seeds))
+        far_median, _, far_worst = spread(_cells(records, there, method, FAR, seeds))
         if near:
-            rows.append((method, (*_spread(near), far_median, far_worst), len(near)))
+            rows.append((method, (*spread(near), far_median, far_worst), len(near)))
     for method, values, count in sorted(rows, key=lambda row: row[1][0]):
-        lines.append(table_line([method, *(_shown(value) for value in values), str(count)]))
+        lines.append(table_line([method, *(shown(value) for value in values), str(count)]))
     return "\n".join(lines)
 
 
@@ -245,7 +245,7 @@ def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[i
                     str(problem_of(problem).num_replicas),
                     f"{baseline.lr:g}, {100 * baseline.warmup:g} %",
                     " / ".join(f"{width:.1f}" for width in baseline.valley.values()),
-                    *(_shown(statistics.fmean(cell)) if cell else "-" for cell in cells),
+                    *(shown(statistics.fmean(cell)) if cell else "-" for cell in cells),
                     "-" if math.isnan(error) else f"{100 * error:.1f} %",
                 ]
             )
@@ -253,7 +253,8 @@ def _problems(records: Sequence[Record], there: Sequence[str], seeds: Sequence[i
     return "\n".join(lines)
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """Write a ratio of losses."""
     if math.isnan(value):
         return "-"
     if value == math.inf:
