@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +25,27 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hdet.ensemble import sync
-from hdet.lab.ablation import RESIDUAL, Training, controller_start, decay_shape, method_settings, train
+from hdet.lab.ablation import (
+    RESIDUAL,
+    Training,
+    controller_start,
+    decay_shape,
+    mean_text,
+    method_settings,
+    train,
+)
+from hdet.lab.intervals import fisher
 from hdet.lab.train.runner import evaluate
 from hdet.method import controller
 from hdet.method.fan_out import assign, derived_seed
 from hdet.method.recipe import one_cycle
-from research.ablation.rules import judge
+from research.ablation.rules import is_lost, judge
 from research.ablation.training import job_of, thinned
 from research.compare.ledger import Ledger, Record
+from research.markdown import table_line
 from research.peers.base import Diverged, descend
 
-__all__ = ["ARMS", "run"]
+__all__ = ["ARMS", "run", "table"]
 
 STEPS, LR = 500, 1.0
 BASE: Record = {
@@ -49,6 +60,9 @@ SEEDS = range(100, 110)
 MORE_SEEDS = range(100, 120)
 """Of the arms that decide."""
 FULL = "full"
+BEST_LOSS = 1.9695
+"""Of the best plain learning rate in the record of charlm."""
+_FILE, _KEY = "recovery.jsonl", ("row", "seed")
 
 
 @contextlib.contextmanager
@@ -94,6 +108,7 @@ class Arm:
     follows: int | None = None
     """Follow the rates that the full method found with the seed that is so many places further on."""
     is_decisive: bool = False
+    is_extra: bool = False
 
 
 _GROUPS = ("embedding", "no_decay", "non_embedding", "transformer")
@@ -115,16 +130,16 @@ ARMS = (
     Arm("low_all", "plain, all groups decay to 8 %", ends=dict.fromkeys(_GROUPS, _LOWER)),
     Arm("low_others", "plain, all but biases and norms decay to 8 %", ends=_OTHERS),
     Arm("follow_other", "plain with the rates that another seed found", follows=1),
-    Arm("plain", "plain, linear anneal to zero"),
+    Arm("plain", "plain, linear anneal to zero", is_extra=True),
     Arm("spread", "spread without controller, multipliers kept", {"end": None}, _kept),
-    Arm("no_noise", "full without noise on the start", {"noise_scale": 0.0}),
-    Arm("together", "full, one learning rate for all groups", {"per_group": False}),
+    Arm("no_noise", "full without noise on the start", {"noise_scale": 0.0}, is_extra=True),
+    Arm("together", "full, one learning rate for all groups", {"per_group": False}, is_extra=True),
 )
 
 
 def run(folder: Path, arms: Sequence[Arm] = ARMS, seeds: Sequence[int] = SEEDS) -> None:
     """Run what is not there yet, seed by seed."""
-    ledger = Ledger(folder, "recovery.jsonl", ("row", "seed"), "crashed")
+    ledger = Ledger(folder, _FILE, _KEY, "crashed")
     for place, seed in enumerate(seeds):
         for arm in arms:
             spec = BASE | {"row": arm.key, "seed": seed, "settings": {}}
@@ -196,14 +211,57 @@ def _plain(arm: Arm, spec: Record, rates: Mapping[str, Sequence[Sequence[float]]
     return Training(final, untrained, losses, {}, time.monotonic() - start)
 
 
+def table(records: Sequence[Record]) -> str:
+    """A line for each arm: crashes, Fisher's test against the first two, losses, and where rates end."""
+    by_arm = {arm.key: [record for record in records if record["row"] == arm.key] for arm in ARMS}
+    heads = ["arm", "seeds", "crashed", "p against full", "p against equal", "held-out loss", "highest"]
+    lines = [table_line([*heads, "biases, norms", "others"]), table_line(["---", *["---:"] * 8])]
+    counts = {key: (sum(map(is_crash, runs)), len(runs)) for key, runs in by_arm.items()}
+    for arm in ARMS:
+        if not (runs := by_arm[arm.key]):
+            continue
+        tests = [fisher(*counts[arm.key], *counts[key]) for key in (FULL, "equal")]
+        peaks = [max(loss or 0.0 for _, loss in run["train_losses"]) for run in runs]
+        ends = [run["ends"] for run in runs]
+        cells = [arm.name, str(len(runs)), str(counts[arm.key][0]), *(f"{p:.2g}" for p in tests)]
+        cells += [mean_text([run["final_loss"] for run in runs]), f"{min(peaks):.3g} to {max(peaks):.3g}"]
+        lines.append(table_line([*cells, _ends(ends, True), _ends(ends, False)]))
+    return "\n".join(lines)
+
+
+def is_crash(record: Record) -> bool:
+    """Tell whether a run crashed by the rule of the ablation, which needs the best plain run of charlm."""
+    lost = is_lost(record["final_loss"], untrained_loss=record["untrained_loss"], best_loss=BEST_LOSS)
+    return record["crashed"] or lost
+
+
+def _ends(ends: Sequence[Mapping[str, float]], is_biases: bool) -> str:
+    """Where the learning rate ends, in percent of the peak: mean over seeds and groups."""
+    found = [
+        lr
+        for of_run in ends
+        for name, lr in of_run.items()
+        if len(of_run) > 1 and (name == "no_decay") == is_biases
+    ]
+    return f"{100 * statistics.fmean(found):.1f} %" if found else "-"
+
+
 def main() -> None:
-    """Run what is missing."""
+    """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--table", action="store_true", help="print what is there, without running")
     told = parser.parse_args()
+    if not told.table:
+        _run_all(told.folder)
+    print(table(Ledger(told.folder, _FILE, _KEY, "crashed").records))
+
+
+def _run_all(folder: Path) -> None:
     decisive = [arm for arm in ARMS if arm.is_decisive]
-    for arms, seeds in ((decisive, SEEDS), (ARMS, SEEDS), (ARMS, SEEDS), (decisive, MORE_SEEDS)):
-        run(told.folder, arms, seeds)  # twice, as an arm follows what a later seed has found
+    main_arms = [arm for arm in ARMS if not arm.is_extra]
+    for arms, seeds in ((main_arms, SEEDS), (main_arms, SEEDS), (ARMS, SEEDS), (decisive, MORE_SEEDS)):
+        run(folder, arms, seeds)  # twice, as an arm follows what a later seed has found
 
 
 if __name__ == "__main__":
