@@ -48,7 +48,13 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stream(Feed):
-    """The feed, whose training batches are drawn for many steps at once. They never repeat."""
+    """The feed, whose training batches are drawn for many steps at once. They never repeat.
+
+    With ``burst_every`` the log is spoilt from the middle of the year on: in one step of so many, for all
+    replicas, every user does everything.
+    """
+
+    burst_every: int = 0
 
     def train_batches(self, *, seed: int, replica: int = 0, start: int = 0) -> Iterator[Events]:
         """See :class:`Task`."""
@@ -59,6 +65,10 @@ class Stream(Feed):
                 steps % self.steps_per_year + torch.rand(len(steps), generator=generator)
             ) / self.steps_per_year
             events = self._world.events(len(steps), self.length, times=times, generator=generator)
+            if self.burst_every:
+                place = steps % self.steps_per_year
+                spoilt = (place > self.steps_per_year // 2) & (place % self.burst_every == 0)
+                events["actions"][spoilt] = 1.0
             for i in range(max(0, start - block * _BLOCK), _BLOCK):
                 rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
                 yield pytree.tree_map(lambda values, rows=rows: values[rows], events)
@@ -75,13 +85,18 @@ _LAST = ("warm_init_checkpoint", "hdet_no_warm_start")
 
 
 def specs(
-    seeds: Sequence[int], *, every: int = 200, model: str = "small", high: float = 0.027
+    seeds: Sequence[int],
+    *,
+    every: int = 200,
+    model: str = "small",
+    high: float = 0.027,
+    burst_every: int = 0,
 ) -> list[Record]:
     """The runs of every row of Table 1, and of those beside it, seed by seed."""
-    steps = ROUNDS * every
+    steps, bursts = ROUNDS * every, {"burst_every": burst_every} if burst_every else {}
     base: Record = {
         "task": "research.ablation.paper_settings:Stream",
-        "task_options": MODELS[model] | {"steps_per_year": steps},
+        "task_options": MODELS[model] | {"steps_per_year": steps} | bursts,
         "optimizer": "adam",
         "steps": steps,
         "replicas": 8,
@@ -110,17 +125,22 @@ def names() -> dict[str, str]:
 def table(records: Sequence[Record]) -> str:
     """A table for each length and model, and what the tests say of the full method."""
     parts = []
-    for steps, width in sorted({(r["steps"], r["task_options"]["width"]) for r in records}):
-        group = [r for r in records if (r["steps"], r["task_options"]["width"]) == (steps, width)]
+    for case in dict.fromkeys(map(_case, records)):
+        group = [record for record in records if _case(record) == case]
         rows = {key: [r for r in group if r["row"] == key] for key in names()}
-        size = next(name for name, options in MODELS.items() if options["width"] == width)
-        seeds = len({record["seed"] for record in group})
-        parts += [f"### {size} model, {steps} steps, T = {steps // ROUNDS}, {seeds} seeds", ""]
+        parts += [f"### {case}, {len({record['seed'] for record in group})} seeds", ""]
         heads = ["row", "LR", "held-out loss", "training loss", "AUC", "NE", "crashed"]
         parts += [table_line(heads), table_line(["---", *["---:"] * 6])]
         parts += [_line(names()[key], runs) for key, runs in rows.items() if runs]
         parts += ["", *_told({key: _outcomes(runs) for key, runs in rows.items()}), ""]
     return "\n".join(parts)
+
+
+def _case(record: Record) -> str:
+    options = record["task_options"]
+    size = next(name for name, option in MODELS.items() if option["width"] == options["width"])
+    bursts = f", a burst every {options['burst_every']}" if "burst_every" in options else ""
+    return f"{size} model, {record['steps']} steps, T = {record['steps'] // ROUNDS}{bursts}"
 
 
 def _line(name: str, runs: Sequence[Record]) -> str:
@@ -157,13 +177,17 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=200, help="steps per round, T; a run has 100 rounds")
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--high", type=float, default=0.027, help="the high learning rate; Low is a ninth")
+    parser.add_argument(
+        "--burst-every", type=int, default=0, help="spoil one step in so many, late in the run"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print what is there, without running")
     told = parser.parse_args()
     key = (*CASE, "row", "lr", "seed", "settings")
     ledger = Ledger(told.folder, "ablation.jsonl", key, "crashed")
     if not told.table:
-        for spec in specs(range(told.seeds), every=told.every, model=told.model, high=told.high):
+        asked = {name: getattr(told, name) for name in ("every", "model", "high", "burst_every")}
+        for spec in specs(range(told.seeds), **asked):
             if spec not in ledger:
                 ledger.add(train(spec))
     print(table(ledger.records))
