@@ -69,8 +69,8 @@ _FILE, _KEY = "recovery.jsonl", ("row", "seed")
 def _kept(seed: int) -> Iterator[None]:
     """Give every replica the multipliers of the first round for good."""
 
-    def first(design: str, count: int, seed: int, _: int, names: Sequence[str]) -> dict[str, list[float]]:
-        return assign(design, count, seed, 0, names)
+    def first(design: str, count: int, seed: int, _: int, names: Sequence[str], *rest: int) -> Any:
+        return assign(design, count, seed, 0, names, *rest)
 
     with patch.object(sync, "assign", first):
         yield

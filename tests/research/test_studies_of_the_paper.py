@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,16 @@ def test_arms_differ_by_what_they_say(tmp_path, monkeypatch):
     lines = recovery.table(list(runs.values())).splitlines()
     assert lines[2].startswith("| full method | 2 | 0 | 1 | 1 | ")
     assert lines[3].endswith(" | 0.2 % | 0.2 % |")
+
+
+def test_pages_show_the_table_of_the_record(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr("sys.argv", ["recovery", "research/ablation/records/recovery", "--table"])
+    recovery.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert not [line for line in printed if line not in Path("research/ablation/results.md").read_text()]
+    page = Path("docs/reproduction.md").read_text()
+    assert sum(line in page for line in printed) == 15
 
 
 def test_the_settings_are_the_papers():
