@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from hdet.errors import HdetError
 from hdet.method.thermostat import NUM_ROUNDS, reading_of
 from research.compare.ledger import Record
 from research.markdown import table_line
@@ -68,8 +69,12 @@ class Case:
             optimizer, norm, epochs = problem.optimizer, problem.norm, problem.epochs
             kind = f"random: {problem.kind}"
         else:
-            task = problem_of(self.name)
-            model = task.build_model(0)
+            try:
+                task = problem_of(self.name)
+                model = task.build_model(0)
+            except HdetError:  # a table needs no data, but for this
+                unknown = dict.fromkeys(("optimizer", "data", "norm"), "unknown: its data is not installed")
+                return {"kind": "the zoo", "rounds": length, **unknown}
             optimizer = type(task.build_optimizer(task.parameter_groups(model), 1.0)).__name__
             kinds = {type(module).__name__ for module in model.modules()}
             norm = (

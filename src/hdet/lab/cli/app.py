@@ -25,7 +25,7 @@ _PANELS = {
     "": ("task", "seed", "evaluate_every"),
     "The method: fan-out, converge, steer": (
         *("replicas", "spread", "sync_every", "explore", "probe", "controllers", "controller_start"),
-        *("temperature", "floor", "noise_scale", "per_group", "gradients"),
+        *("temperature", "floor", "noise_scale", "noise_norm", "assignment", "per_group", "gradients"),
     ),
     "The search: a wide fan-out before the run": ("lr", "find"),
     "The schedule and the optimizer": (
@@ -38,6 +38,10 @@ _PANELS = {
 
 @takes(RunConfig, _PANELS, task="feed", lr=None, steps=None, spread=1 / 9, floor=0.22, controllers=None)
 def run(
+    context: typer.Context,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's own settings, but for what else is given here.")
+    ] = False,
     task_options: TaskOptions = None,
     out: Annotated[
         Path | None, typer.Option(**FOLDER, help="Folder of the run (default: a new one in runs/).")
@@ -67,6 +71,16 @@ def run(
         task = load_task(settings["task"], options)
         defaults = {"lr": task.learning_rate, "steps": task.num_steps}
         settings |= {key: value for key, value in defaults.items() if settings[key] is None}
+        if paper:
+            of_paper = RunConfig.of_paper(settings["steps"])
+            of_paper["controllers"] = ",".join(of_paper["controllers"])
+            for name, value in of_paper.items():
+                if str(context.get_parameter_source(name)).endswith("DEFAULT"):
+                    settings[name] = value
+            screen.say(
+                f"as in the paper: a sync every {settings['sync_every']} steps, and the controller from step "
+                f"{settings['controller_start']} on; 1000 and 100,000 where a run has 300,000 steps"
+            )
         settings["explore"] = parse_options(settings["explore"] or [], "--explore")
         names = settings.pop("controllers")
         if names is not None:

@@ -54,11 +54,12 @@ class RunConfig:
         weight_decay: Weight decay. Where held-out data moves it, the start; 0 then means 0.03 (adamw) or 5e-4
             (sgd).
         momentum: Momentum of sgd.
-        anneal: Fall after the warm-up: linear, cosine or none.
+        anneal: Fall after the warm-up: linear, cosine or none. Or one_cycle, which is torch's OneCycleLR.
         anneal_to: Share of the peak where the anneal ends (default: 0.15 with a tail, else 0).
         average_tail: Share of the last steps whose weights are averaged (default: 0.075 with the guard, else
             0).
-        warmup: Share of the steps in which the LR rises (default: 0.4 with the guard, else 0.1).
+        warmup: Share of the steps in which the LR rises (default: 0.4 with the guard, 0.3 with
+            one_cycle, else 0.1).
         spread: Half-width of the replicas' LRs around the shared one; 0 keeps them equal.
         per_group: Spread each parameter group by itself.
         explore: Spread another hyperparameter too: NAME=SPREAD, such as weight_decay=0.5. Repeatable.
@@ -75,6 +76,9 @@ class RunConfig:
         temperature: Softness of the replicas' weights with paper (default: how far losses differ).
         probe: Compare replicas on one held-out batch, or on their training losses.
         noise_scale: Warm noisy start: noise on each replica's first weights, as a share of their size.
+        noise_norm: Size of each tensor, or one of all weights: tensor or global.
+        assignment: Which replica has which place in the spread: random, in each round anew. paper: the same
+            from where the controller starts. latin and factorial: uncorrelated.
         seed: Seed of weights, batches and assignments.
         evaluate_every: Steps between evaluations, rounded up to whole rounds. 0 gives about 20 evaluations.
         name: Name in the report (default: the folder's name).
@@ -93,7 +97,7 @@ class RunConfig:
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     weight_decay: NotNegative = 0.0
     momentum: Share = 0.9
-    anneal: Literal["linear", "cosine", "none"] = Recipe.anneal
+    anneal: Literal["linear", "cosine", "one_cycle", "none"] = Recipe.anneal
     anneal_to: Annotated[float, {"at_least": 0, "at_most": 1}] = _CHOSEN
     average_tail: Share = _CHOSEN
     warmup: Share = _CHOSEN
@@ -109,6 +113,8 @@ class RunConfig:
     temperature: float | None = None
     probe: bool = True
     noise_scale: NotNegative = 0.0
+    noise_norm: Literal["tensor", "global"] = "tensor"
+    assignment: Literal["random", "paper", "latin", "factorial"] = "random"
     seed: CountFromZero = 0
     evaluate_every: CountFromZero = 0
     name: str = ""
@@ -119,7 +125,8 @@ class RunConfig:
         require_hinted(RunConfig, given)
         self._join_controllers()
         is_guarded, compares = self.is_recipe, not set(_FORMS).isdisjoint(self.controllers)
-        self._choose("warmup", Recipe.warmup if is_guarded else 0.1)
+        rise = 0.3 if self.anneal == "one_cycle" else 0.1
+        self._choose("warmup", Recipe.warmup if is_guarded else rise)
         self._choose("average_tail", Recipe.average_tail if is_guarded else 0.0)
         self._choose("anneal_to", Recipe.anneal_to if self.average_tail else 0.0)
         self._choose("spread", 1 / 9 if compares else 0.0)
@@ -205,6 +212,33 @@ class RunConfig:
     def is_recipe(self) -> bool:
         """Tell whether the run has the schedule of :class:`hdet.AutoLR`: no controller compares."""
         return bool(self.controllers) and set(_FORMS).isdisjoint(self.controllers)
+
+    @staticmethod
+    def of_paper(steps: int) -> dict[str, Any]:
+        """Give the settings of the paper for a run of so many steps: those of :func:`hdet.presets.paper`.
+
+        >>> RunConfig(task="charlm", lr=0.01, steps=900, **RunConfig.of_paper(900)).controller_start
+        300
+        """
+        from hdet.presets import paper  # it needs torch
+
+        told = paper(steps)
+        return {
+            "spread": told["ensemble_lr_spread_ratio"],
+            "per_group": True,
+            "assignment": told["assignment"],
+            "sync_every": told["model_sync_interval"],
+            "controllers": ("paper",),
+            "controller_start": told["auto_lr_warmup_steps"],
+            "temperature": told["loss_scale"],
+            "floor": told["end"],
+            "noise_scale": 0.01,
+            "noise_norm": "global",
+            "probe": False,
+            "find": False,
+            "optimizer": "adam",
+            "anneal": "one_cycle",
+        }
 
     def with_usual_controllers(self, num_examples: int | None, batch_size: int) -> RunConfig:
         """Add what steers a ``hdet run`` where nobody says: a thermostat and held-out data, where they can.

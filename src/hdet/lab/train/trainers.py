@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from hdet.auto import settings_of, with_guard
@@ -22,7 +23,7 @@ from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
 from hdet.lab.train.config import OF_MODELS, RunConfig
-from hdet.method.recipe import Recipe
+from hdet.method.recipe import Anneal, Recipe
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import peak_rate
 from hdet.replicas.rows import join
@@ -99,10 +100,10 @@ class Trainer:
                 **settings,
             )
             if config.noise_scale:
-                self._ensemble.warm_start(config.noise_scale)
+                self._ensemble.warm_start(config.noise_scale, norm=config.noise_norm)
         else:
             if config.noise_scale:
-                hdet.warm_start(trained, config.noise_scale, seed=config.seed)
+                hdet.warm_start(trained, config.noise_scale, norm=config.noise_norm, seed=config.seed)
             engine = Ensemble(optimizer, model=trained, **settings)
             self._ensemble = _RankEnsemble(trained, optimizer, task.loss, engine)
         self.engine = self._ensemble.engine
@@ -196,9 +197,15 @@ def _settings(
     config: RunConfig, optimizer: Optimizer, model: nn.Module, found: hdet.FoundLR | None
 ) -> dict[str, Any]:
     """Build the recipe, with what the settings change of it."""
-    names = ("warmup", "anneal", "anneal_to", "average_tail", "sync_every")
-    recipe = Recipe(total_steps=config.steps, **{name: getattr(config, name) for name in names})
-    settings = settings_of(recipe, optimizer, found) | {"seed": config.seed}
+    names = ("warmup", "anneal_to", "average_tail", "sync_every")
+    anneal: Anneal = "none" if config.anneal == "one_cycle" else config.anneal
+    recipe = Recipe(
+        total_steps=config.steps, anneal=anneal, **{name: getattr(config, name) for name in names}
+    )
+    settings = settings_of(recipe, optimizer, found) | {"seed": config.seed, "assignment": config.assignment}
+    if config.anneal == "one_cycle":
+        peaks = [peak_rate(group) for group in optimizer.param_groups]
+        settings["scheduler"] = OneCycleLR(optimizer, peaks, config.steps, pct_start=config.warmup)
     # The paper's controller needs a floor below the peak, which may be found. The division keeps the digits
     # of runs that were made when the floor was always 250 000 times below it.
     floor = [peak_rate(group) / (1 / config.floor) for group in optimizer.param_groups]

@@ -67,6 +67,26 @@ def test_run_writes_a_folder_and_a_report_and_says_where(hdet, tmp_path):
     assert "runs/quadratic-lr0.05-seed0-2/report.html" in again  # nothing is overwritten
 
 
+def test_the_papers_settings_are_one_switch_and_what_else_is_given_counts(hdet, tmp_path):
+    quick = ["--task", "quadratic", "--steps", "60", "--lr", "0.05"]
+    _, err = hdet("run", *quick, "--paper", "--temperature", "0.3", "--out", "here", "--json")
+    assert "as in the paper: a sync every 5 steps, and the controller from step 20 on" in err
+    run = read_run(tmp_path / "here")
+    chosen = {
+        "temperature": 0.3,
+        "noise_norm": "global",
+        "noise_scale": 0.01,
+        "optimizer": "adam",
+        "probe": False,
+    }
+    assert chosen.items() <= run.config.items()
+    in_order = [1 + (r - 3.5) / 3.5 / 9 for r in range(8)]
+    rows = [record.multipliers["lr"] for record in run.records]
+    assert len(rows) == 12 and all(row == pytest.approx(in_order) for row in rows[:4])
+    assert all(sorted(row) == pytest.approx(in_order) != row for row in rows[4:])
+    assert run.records[0].base_trace["lr"][0] == pytest.approx(0.05 / 25)  # as OneCycleLR begins
+
+
 @pytest.mark.parametrize("controller", ["paper", "log", "guard"])
 def test_terminal_and_page_name_the_same_learning_rate(hdet, tmp_path, controller):
     # The controller takes over within the warm-up, so that the peak is never reached.

@@ -59,6 +59,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
         {"gradients": "local", "noise_scale": 0.01},
         {"optimizer": "adamw", "explore": {"weight_decay": 0.5}, "weight_decay": 0.1, "per_group": True},
         {"controllers": ("paper",)},
+        RunConfig.of_paper(60) | {"sync_every": 10},
         {
             "spread": 0.0,
             "replicas": 8,
