@@ -184,9 +184,7 @@ class AutoLR(Ensemble):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`hdet.Ensemble.state_dict`; also what was found, in words."""
-        state = super().state_dict()
-        # A distributed checkpoint of an earlier version could not be loaded into one entry more.
-        return state if self.replicas.is_sharded else state | {"found": self._found}
+        return super().state_dict() | {"found": self._found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See :meth:`hdet.Ensemble.load_state_dict`."""

@@ -198,6 +198,21 @@ def check_numbers(name: str, values: Any, count: int, *, is_finite: bool = True)
             require_number(name, value)
 
 
+def named(name: str, pairs: Any) -> dict[str, Any]:
+    """Return the dictionary that was saved as a list of names and values. Raise if this is none.
+
+    A distributed checkpoint is loaded into the entries that a new run has, so that a dictionary may not grow.
+
+    >>> named("factors", [["guard", 0.5]])
+    {'guard': 0.5}
+    """
+    is_list = isinstance(pairs, (list, tuple)) and all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    )
+    require_kind(f"{name} must be a list of names and values", pairs, is_list)
+    return dict(pairs)
+
+
 def check_list(name: str, values: Any, count: int, what: str) -> None:
     """Raise unless this is a list of so many things."""
     require_kind(f"{name} must be a list of {what}", values, isinstance(values, (list, tuple)))

@@ -631,7 +631,8 @@ def test_a_checkpoint_loads_into_another_number_of_replicas(kind: str) -> None:
         bases = [tunable["scheduled"][0] for tunable in _tunables(whole[0]["scheduler"]).values()]
         held = [tunable["held"] for tunable in _tunables(whole[0]["scheduler"]).values()]
         corrections = [
-            math.prod(tunable["factors"].values()) for tunable in _tunables(whole[0]["scheduler"]).values()
+            math.prod(dict(tunable["factors"]).values())
+            for tunable in _tunables(whole[0]["scheduler"]).values()
         ]
         expected = [h[0] if h else b * c for b, h, c in zip(bases, held, corrections, strict=True)]
         torch.testing.assert_close(torch.as_tensor(mean), torch.tensor(expected), rtol=1e-6, atol=0)

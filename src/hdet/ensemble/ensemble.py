@@ -272,8 +272,8 @@ class Ensemble(Readings, Closing):
     def converge(self) -> None:
         """Average the parameters now, within a round: before a save or an evaluation of your own. Collective.
 
-        Multipliers and the controller stay. Copies of the weights that replicas hold in parts are gathered for a
-        checkpoint, until the next step.
+        Multipliers and the controller stay. Copies that replicas hold in parts are gathered for a checkpoint,
+        until the next step.
         """
         self._require_open("converge()")
         self._converge()

@@ -13,6 +13,7 @@ from hdet.checks import (
     check_keys,
     check_list,
     check_numbers,
+    named,
     require_flag,
     require_kind,
     require_number,
@@ -69,12 +70,11 @@ def require_fit_to_save(run: Ensemble, *, is_apart: bool, is_new: bool) -> None:
 
 def save_parts(run: Ensemble) -> dict[str, Any]:
     """Save the parts of an ensemble. For one more thing: add it here, check it and load it below."""
-    # Not where replicas are sharded: distributed checkpoints of earlier versions have no such entries.
-    rounds = {"sync_every": run.sync_every, "num_elements": _num_elements(run)}
     return {
         "version": VERSION,
         "total_steps": run.settings.total_steps,
-        **({} if run.replicas.is_sharded else rounds),
+        "sync_every": run.sync_every,
+        "num_elements": _num_elements(run),
         "losses": [list(row) for row in run.rounds.losses.rows],
         "tunables": {tunable.name: tunable.state() for tunable in run.explored.tunables},
         "scheduler": getattr(run.scheduler, "state_dict", lambda: None)(),
@@ -180,8 +180,7 @@ def check_tunables(state: Any, tunables: Sequence[Tunable]) -> None:
         check_numbers(f"{name} scheduled", saved["scheduled"], len(tunable.slots))
         if saved["held"] is not None:
             check_numbers(f"{name} held", saved["held"], len(tunable.slots))
-        check_keys(f"{name} factors", saved["factors"], ())
-        for factor in saved["factors"].values():
+        for factor in named(f"{name} factors", saved["factors"]).values():
             require_number(f"{name} factors", factor, above=0)
         require_number(f"{name} share", saved["share"], at_least=0, at_most=1)
 

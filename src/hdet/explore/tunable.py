@@ -180,7 +180,7 @@ class Tunable:
         return {
             "scheduled": [slot.scheduled for slot in self.slots],
             "held": None if self.held is None else list(self.held),
-            "factors": dict(self.factors),
+            "factors": list(map(list, self.factors.items())),
             "share": self.share,
         }
 

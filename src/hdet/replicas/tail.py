@@ -223,9 +223,9 @@ class Tail:
         """Save the mean; None before the first step of the tail."""
         mean = self._mean
         is_there = mean is not None and mean.num_taken > 0 and not self.is_in_parts
-        if mean is None or not (is_there or self._replicas.is_sharded):
+        if not is_there and not (self._replicas.is_sharded and self.steps):
             return None
-        if not is_there:  # so that a distributed checkpoint has entries to load into
+        if mean is None or not is_there:  # so that a distributed checkpoint has entries to load into
             weights = [w.to(torch.promote_types(w.dtype, torch.float32)) for w in self._replicas.weights()]
             return {"mean": self._replicas.as_saved(weights), **TailMean([]).state_dict()}
         if self._whole is not None:  # nothing will change it: it need not be copied again

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hdet.checks import SAME_SETTINGS, check_keys, check_numbers
+from hdet.checks import SAME_SETTINGS, check_keys, check_numbers, named
 from hdet.errors import IdenticalLossWarning, bad_argument
 from hdet.explore import Tunable
 from hdet.method import controller as rules
@@ -157,7 +157,7 @@ class ComparingSteering(Steering):
 
     def state_dict(self) -> dict[str, Any]:
         """Save what it remembers of each hyperparameter: base, velocity and decay."""
-        moved = {name: [*state, self._decays.get(name, 0.0)] for name, state in self._states.items()}
+        moved = [[name, [*state, self._decays.get(name, 0.0)]] for name, state in self._states.items()]
         return {"form": self.settings.form, "moved": moved}
 
     def check_state(self, name: str, state: Any) -> None:
@@ -166,14 +166,13 @@ class ComparingSteering(Steering):
         if state["form"] != self.settings.form:
             must = f"must be {self.settings.form!r}"
             raise bad_argument(f"{name} form", must, repr(state["form"]), SAME_SETTINGS)
-        check_keys(f"{name} moved", state["moved"], ())
-        for hyperparameter, numbers in state["moved"].items():
+        for hyperparameter, numbers in named(f"{name} moved", state["moved"]).items():
             check_numbers(f"{name} {hyperparameter}", numbers, 3)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint."""
         self._forget()
-        for name, (base, velocity, decay) in state["moved"].items():
+        for name, (base, velocity, decay) in state["moved"]:
             self._states[name] = rules.ControllerState(base, velocity)
             self._decays[name] = decay
 

@@ -114,8 +114,8 @@ class GuardSteering(Steering):
             why = "the loss has collapsed, so earlier weights are put back"
         elif self._initial is None:
             raise HdetError(
-                f"at step {record.step} the loss has collapsed, and the guard has no weights from before it "
-                f"was resumed: resume from a checkpoint before step {self._resumed_at} with a lower learning rate"
+                f"at step {record.step} the loss has collapsed, and the guard has no weights from before the "
+                f"resume: go on from a checkpoint before step {self._resumed_at}, with a lower learning rate"
             )
         else:
             self.replicas.restore(self._initial)
@@ -180,7 +180,7 @@ class GuardSteering(Steering):
         check_counts(name, state, ("num_brakes",))
         check_numbers(f"{name} steps", state["steps"], 2)
         require_flag(f"{name} is_checked", state["is_checked"])
-        check_keys(f"{name} copies", state["copies"], _COPIES[: len(state["memories"])])
+        check_keys(f"{name} copies", state["copies"], ())
         for copy in state["copies"].values():
             check_weights(f"{name} copies", copy, self.replicas, has_buffers=True)
         if state["expected_loss"] is not None:
@@ -193,13 +193,12 @@ class GuardSteering(Steering):
         self.settings = replace(self.settings, expected_loss=state["expected_loss"])
         self._next_copy, self._learns_until = state["steps"]
         self._initial_is_checked = state["is_checked"]
-        saved = [state["copies"][name] for name, _ in zip(_COPIES, state["memories"], strict=False)]
-        if saved:
-            self._initial = self._save_point(self._initial, saved[0])
-            memories = state["memories"][1:]
-            self._copies = [
-                (self._save_point(saved=one), GuardMemory(*memory))
-                for one, memory in zip(saved[1:], memories, strict=True)
+        memories = dict(zip(_COPIES, state["memories"], strict=False))
+        if memories and memories.keys() <= state["copies"].keys():
+            points = [
+                (self._save_point(saved=state["copies"][name]), memory) for name, memory in memories.items()
             ]
+            (self._initial, _), *copies = points
+            self._copies = [(point, GuardMemory(*memory)) for point, memory in copies]
         elif self._resumed_at:
             self._initial = None

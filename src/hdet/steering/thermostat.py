@@ -48,6 +48,7 @@ class ThermostatSteering(Steering):
         total_steps = around.total_steps
         assert total_steps is not None, "needed, and checked"
         self._ends = rule.round_ends(total_steps)[: rule.LAST + 1]
+        self._steps = range(1, self._ends[-1] + 1)
         self._slot, self._peak = max(
             (
                 (slot, peak_rate(self.values.optimizer.param_groups[slot.group_index]))
@@ -86,7 +87,7 @@ class ThermostatSteering(Steering):
         self._mean = None  # give its memory back first
         self._begin_round()
         if is_on:
-            self._mean = Tail(self.replicas, range(1, self._ends[-1] + 1))
+            self._mean = Tail(self.replicas, self._steps)
             self._mean.begin(is_checked=True)
 
     def _begin_round(self) -> None:
@@ -210,9 +211,9 @@ class ThermostatSteering(Steering):
             self._losses = LossSum(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Save what it knows. A replica that is sharded averages anew from here to the end of the round."""
+        """Save what it knows."""
         state = self._state
-        mean = None if self._mean is None or self.replicas.is_sharded else self._mean.state_dict()
+        mean = (self._mean or Tail(self.replicas, self._steps)).state_dict()
         rounds = torch.zeros(rule.LAST, _WIDTH, dtype=torch.float64)  # of one size in every checkpoint
         for row, seen, judged in zip(rounds, state.rounds, self._judged, strict=False):
             row.copy_(torch.tensor([*seen, *judged], dtype=torch.float64))
@@ -225,8 +226,7 @@ class ThermostatSteering(Steering):
             "losses": [*self._summed()],
             "lrs": [self._first, self._peak],
             "priors": [list(prior) for prior in self.settings.priors or ()],
-            # A distributed checkpoint could not be loaded into an entry more.
-            **({} if mean is None else {"mean": mean}),
+            "mean": mean,
         }
 
     def check_state(self, name: str, state: Any) -> None:

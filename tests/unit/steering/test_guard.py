@@ -180,7 +180,7 @@ def test_a_resumed_guard_that_has_no_copies_does_not_go_back_to_a_collapse(steps
     stopped.converge()
     state = stopped.state_dict()
     assert state["controllers"]["guard"]["copies"] == {}
-    with pytest.raises(hdet.HdetError, match=f"resume from a checkpoint before step {steps} with a lower"):
+    with pytest.raises(hdet.HdetError, match=f"go on from a checkpoint before step {steps}, with a lower"):
         scripted(guard, COLLAPSES, state)
     falling = [*COLLAPSES[:50], *[1.5] * 15, *[9.0] * 4]  # it has copies of its own by then
     if steps == 50:
