@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,17 @@ from hdet.method.recipe import Recipe
 from research.compare.ledger import Ledger, Record, run_missing
 from research.recipe.arms import ARMS
 from research.recipe.problems import PROBLEMS, names
-from research.recipe.sweep import SHORT, baseline, lr_and_decay, next_places, swept, winner
+from research.recipe.sweep import (
+    SELECTING,
+    SHORT,
+    Point,
+    baseline,
+    finalists,
+    lr_and_decay,
+    next_places,
+    swept,
+    winner,
+)
 from research.recipe.task import task_of
 from research.zoo.experiment import AGAIN, FRESH, SWEEP, outcome_of, plain_with_tail
 from research.zoo.problem import Split
@@ -88,20 +99,30 @@ def _spec(
 
 
 def _next_of_baseline(name: str, ledger: Ledger) -> list[Record]:
-    """Give what is missing of a sweep; then its best with the other warm-up; then the winner again."""
+    """Give what is missing of a sweep, then of the other warm-up, of the finalists, and of the winner."""
     if name not in PROBLEMS:
         return []
-    points = [lr_and_decay(PROBLEMS[name], place) for place in next_places(swept(ledger.records, name))]
-    specs = [_spec(name, SWEEP, 0, lr=lr, decay=decay, warmup=Recipe.warmup) for lr, decay in points]
-    if not specs:
-        best = winner(ledger.records, name)
-        if best["final_loss"] is None:
-            raise HdetError(f"the sweep of {name!r} must train at one place at least: check the problem")
-        specs = [_spec(name, SWEEP, 0, lr=best["lr"], decay=best["decay"], warmup=SHORT)]
-        if specs[0] in ledger:
-            taken = {"lr": best["lr"], "decay": best["decay"], "warmup": best["warmup"]}
-            specs = [_spec(name, AGAIN, seed, **taken) for seed in FRESH]
-    return [spec for spec in specs if spec not in ledger]
+
+    def missing(method: str, points: Sequence[Point], seeds: Sequence[int]) -> list[Record]:
+        specs = [
+            _spec(name, method, seed, lr=lr, decay=decay, warmup=warmup)
+            for lr, decay, warmup in points
+            for seed in seeds
+        ]
+        return [spec for spec in specs if spec not in ledger]
+
+    problem, records = PROBLEMS[name], ledger.records
+    places = next_places(losses := swept(records, name))
+    if places:
+        return missing(SWEEP, [(*lr_and_decay(problem, place), Recipe.warmup) for place in places], [0])
+    best = min(losses, key=losses.__getitem__)
+    if losses[best] == math.inf:
+        raise HdetError(f"the sweep of {name!r} must train at one place at least: check the problem")
+    return (
+        missing(SWEEP, [(*lr_and_decay(problem, best), SHORT)], [0])
+        or missing(SWEEP, finalists(records, name), SELECTING)
+        or missing(AGAIN, [winner(records, name)], FRESH)
+    )
 
 
 def _specs_of_arms(

@@ -14,10 +14,22 @@ from research.recipe.problems import PROBLEMS
 from research.thermostat.experiment import best_of
 from research.zoo.experiment import AGAIN, SWEEP, loss_of
 
-__all__ = ["SHORT", "Best", "Place", "baseline", "lr_and_decay", "next_places", "swept", "winner"]
+__all__ = [
+    "SELECTING",
+    "SHORT",
+    "Best",
+    "Place",
+    "Point",
+    "baseline",
+    "finalists",
+    "lr_and_decay",
+    "next_places",
+    "swept",
+    "winner",
+]
 
 SHORT = 0.1
-"""The other warm-up, which the best of the sweep is run with once."""
+"""The other warm-up, which the best of the sweep is run with, too."""
 _RATE, _STRENGTH = 3.0, 10.0
 """Steps of the grid: of the learning rate, over the problem's guess; of learning rate x weight decay x steps,
 which says how often weights decay by e. A place counts half steps."""
@@ -27,7 +39,13 @@ _LOWEST = 0.3
 _MOST = 6
 """Half steps that the sweep goes on beyond its grid while the best is at an edge."""
 
+SELECTING = (1, 2)
+"""Seeds, beside 0, that tell which finalist of a sweep wins."""
+_NUM_FINALISTS = 3
+
 Place = tuple[int, int]
+Point = tuple[float, float, float]
+"""Learning rate, weight decay and warm-up."""
 
 
 def lr_and_decay(problem: Problem, place: Place) -> tuple[float, float]:
@@ -76,8 +94,8 @@ def _is_near(place: Place) -> bool:
 def swept(records: Sequence[Record], name: str) -> dict[Place, float]:
     """Give the losses of the places of a sweep."""
     problem, losses = PROBLEMS[name], dict[Place, float]()
-    for r in records:
-        if (r["problem"], r["method"], r["warmup"]) == (name, SWEEP, Recipe.warmup):
+    for r in _sweep(records, name):
+        if (r["warmup"], r["seed"]) == (Recipe.warmup, 0):
             rate = round(2 * math.log(r["lr"] / problem.guess, _RATE))
             strength = r["decay"] * r["lr"] * problem.num_steps * problem.decays_per_step
             losses[rate, round(2 * math.log(strength / _LOWEST, _STRENGTH))] = loss_of(r)
@@ -96,9 +114,32 @@ class Best:
     accuracy: float | None
 
 
-def winner(records: Sequence[Record], name: str) -> Record:
-    """Give the run of the sweep with the lowest loss, whichever warm-up it has."""
-    return min((r for r in records if (r["problem"], r["method"]) == (name, SWEEP)), key=loss_of)
+def finalists(records: Sequence[Record], name: str) -> list[Point]:
+    """Give the best place of each of the three best learning rates of a sweep, best first.
+
+    Where a learning rate is almost too high one seed says little, and the lowest loss may be luck.
+    """
+    best: dict[float, Record] = {}
+    for r in sorted((r for r in _sweep(records, name) if r["seed"] == 0), key=loss_of):
+        best.setdefault(r["lr"], r)
+    return [_point(r) for r in list(best.values())[:_NUM_FINALISTS]]
+
+
+def winner(records: Sequence[Record], name: str) -> Point:
+    """Give the finalist with the lowest mean loss over its seeds."""
+    losses = {point: list[float]() for point in finalists(records, name)}
+    for r in _sweep(records, name):
+        if _point(r) in losses:
+            losses[_point(r)].append(loss_of(r))
+    return min(losses, key=lambda point: statistics.fmean(losses[point]))
+
+
+def _sweep(records: Sequence[Record], name: str) -> list[Record]:
+    return [r for r in records if (r["problem"], r["method"]) == (name, SWEEP)]
+
+
+def _point(record: Record) -> Point:
+    return record["lr"], record["decay"], record["warmup"]
 
 
 def baseline(records: Sequence[Record], name: str) -> Best | None:
@@ -107,6 +148,7 @@ def baseline(records: Sequence[Record], name: str) -> Best | None:
         found = best_of(name)
         return Best(found.lr, None, found.loss, found.error, None)
     again = [r for r in records if (r["problem"], r["method"]) == (name, AGAIN)]
+    again = again and [r for r in again if _point(r) == winner(records, name)]
     if not again:
         return None
     losses = [loss_of(r) for r in again]
