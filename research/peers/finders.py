@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet import HeldOutWeightDecay, LearningRate, Probe, Thermostat, VirtualEnsemble
+from hdet import LearningRate, Probe, Thermostat, VirtualEnsemble
 from hdet.auto import AutoLR
 from hdet.errors import NotFiniteError
 from hdet.lab.train.folder import RunFolder
@@ -27,7 +27,7 @@ from hdet.search.with_torch import find_lr
 from research.peers.base import Diverged, Job, Method, Trained, descend
 from research.zoo.problem import Problem
 
-__all__ = ["METHODS", "auto_run", "nes_step"]
+__all__ = ["METHODS", "nes_step"]
 
 _LEAST_STEERED = 300
 """Steps, with those of the search, of a run that is long enough for a thermostat."""
@@ -48,51 +48,26 @@ def _run(job: Job, *, begins_at_peak: bool = False, **settings: Any) -> Trained:
     return Trained(metrics, result.found_lr)
 
 
-def auto_run(
-    job: Job,
-    *,
-    is_on_top: bool,
-    searches: bool = True,
-    controllers: Sequence[Thermostat | HeldOutWeightDecay] = (),
-    probe: Probe | None = None,
-) -> Trained:
-    """Train with AutoLR, after a search or from the learning rate as it is.
-
-    Args:
-        job: the problem, and the budget.
-        is_on_top: the run has all steps of the budget, and those of the search come on top.
-        searches: call find_lr first.
-        controllers: of AutoLR.
-        probe: what they are judged on.
-    """
+def _find(job: Job, *, is_on_top: bool, is_steered: bool = False) -> Trained:
     model = job.build_model()
     optimizer = job.optimizer(model, job.start_lr)
-    found = None
-    if searches:
-        found = find_lr(
-            model,
-            optimizer,
-            job.batches(),
-            job.task.loss,
-            total_steps=job.steps,
-            clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
-        )
-    taken = 0 if found is None else found.num_steps
-    steps = job.steps if is_on_top else job.steps - taken
-    told = {"controllers": controllers, "probe": probe}
+    found = find_lr(
+        model,
+        optimizer,
+        job.batches(),
+        job.task.loss,
+        total_steps=job.steps,
+        clip_norm=job.task.clip_norm if isinstance(job.task, Problem) else None,
+    )
+    steps = job.steps if is_on_top else job.steps - found.num_steps
+    told = {"controllers": [Thermostat()], "probe": _probe(job)} if is_steered else {}
     auto = AutoLR(optimizer, total_steps=steps, model=model, found=found, **told)
     try:
         descend(job, model, optimizer, job.batches(), steps, on_loss=auto.observe, after_step=auto.step)
     except NotFiniteError as error:
         raise Diverged from error
-    is_steered = any(isinstance(one, Thermostat) for one in controllers)
-    found_lr = next(iter(auto.found_lr.values())) if is_steered or found is None else found.lr[0]
-    decay = max(group.get("weight_decay", 0.0) for group in optimizer.param_groups)
-    return Trained(evaluate(job.task, model) | {"weight_decay": decay}, found_lr, taken)
-
-
-def _steered(job: Job, *, is_on_top: bool) -> Trained:
-    return auto_run(job, is_on_top=is_on_top, controllers=[Thermostat()], probe=_probe(job))
+    found_lr = next(iter(auto.found_lr.values())) if is_steered else found.lr[0]
+    return Trained(evaluate(job.task, model), found_lr, found.num_steps)
 
 
 def _probe(job: Job) -> Probe:
@@ -189,27 +164,27 @@ METHODS = (
     Method(
         name="hdet_find",
         description="hdet.find_lr, then hdet.AutoLR with what it found: 40 % warmup, and the tail",
-        run=partial(auto_run, is_on_top=False),
+        run=partial(_find, is_on_top=False),
         least_steps=LEAST_STEPS,
     ),
     Method(
         name="hdet_steered",
         description="hdet_find, with the thermostat, whose probe are the first training batches",
-        run=partial(_steered, is_on_top=False),
+        run=partial(_find, is_on_top=False, is_steered=True),
         least_steps=_LEAST_STEERED,
         is_default=False,
     ),
     Method(
         name="hdet_steered_on_top",
         description="hdet_steered, but the run after the search has all steps of the budget",
-        run=partial(_steered, is_on_top=True),
+        run=partial(_find, is_on_top=True, is_steered=True),
         least_steps=_LEAST_STEERED,
         is_default=False,
     ),
     Method(
         name="hdet_find_on_top",
         description="hdet_find, but the run after the search has all steps of the budget",
-        run=partial(auto_run, is_on_top=True),
+        run=partial(_find, is_on_top=True),
         least_steps=LEAST_STEPS,
         is_default=False,
     ),

@@ -2,74 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hdet import HeldOutWeightDecay, Probe, Thermostat
+import hdet
+from hdet.errors import HdetError
+from hdet.lab.train.runner import evaluate
+from hdet.tuning import Tuned
 from research.explore.experiment import probe_of
 from research.peers import METHODS
-from research.peers.base import Job, Method, Trained
-from research.peers.finders import auto_run
+from research.peers.base import Diverged, Job, Method, Trained, descend
 from research.recipe.task import Judged
 from research.zoo.problem import Problem
 
-__all__ = ["ARMS", "EVERYTHING", "PEERS", "repeats"]
+__all__ = ["ARMS", "EVERYTHING"]
 
 EVERYTHING, INSIDE = "everything", "everything, within"
-PEERS = ("prodigy", "mechanic", "schedulefree")
+_PEERS = ("prodigy", "mechanic", "schedulefree")
+_NOTES = {"No thermostat": hdet.Thermostat, "The weight decay stays": hdet.HeldOutWeightDecay}
+"""How what tune leaves out begins to say why."""
 
 
-def repeats(problem: Problem) -> bool:
-    """Tell whether a run sees its training data more than once."""
-    seen = problem.num_steps * problem.batch_size * problem.num_replicas
-    return problem.num_examples is not None and seen > problem.num_examples
+class _Loader:
+    """The batches of a job, with the length of an epoch if there is one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._job.batches()
+
+    def __len__(self) -> int:
+        if self._job.task.num_examples is None:
+            raise TypeError("the data never repeats")
+        return self._job.task.num_examples // (self._job.task.batch_size * self._job.num_replicas)
 
 
-def _probe(problem: Problem) -> Probe:
+def _probe(problem: Problem) -> hdet.Probe:
     if isinstance(problem, Judged):
         return probe_of(problem.problem)
 
-    def loss(model: nn.Module, batch: object) -> Tensor:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.enable_grad():  # a differential equation's residual needs it
             return problem.loss(model, batch)
 
-    return Probe([problem.probe_batch()], loss)
+    return hdet.Probe([problem.probe_batch()], loss)
 
 
-def _recipe(
-    job: Job, *, searches: bool = True, steers: bool = True, decays: bool = True, is_on_top: bool = True
-) -> Trained:
-    problem, controllers = job.task, []
+def _tuned(job: Job, without: type | None = None, **settings: Any) -> tuple[Tuned, nn.Module, Any]:
+    """Call tune. To leave out one controller, call it once more with the others that it chose."""
+    problem, model = job.task, job.build_model()
     assert isinstance(problem, Problem)
-    if steers:
-        controllers.append(Thermostat())
-    if decays and repeats(problem) and _decays(job):
-        controllers.append(HeldOutWeightDecay())
-    probe = _probe(problem) if controllers else None
-    return auto_run(job, is_on_top=is_on_top, searches=searches, controllers=controllers, probe=probe)
+    optimizer = job.optimizer(model, job.start_lr)
+    settings = {"total_steps": job.steps, "clip_norm": problem.clip_norm, "progress": False} | settings
+    auto = hdet.tune(model, optimizer, _Loader(job), problem.loss, held_out=_probe(problem), **settings)
+    if without is None:
+        return auto, model, optimizer
+    left_out = {kind for words, kind in _NOTES.items() if any(note.startswith(words) for note in auto.notes)}
+    kept = [kind() for kind in _NOTES.values() if kind not in left_out | {without}]
+    return _tuned(job, controllers=kept, **settings)
 
 
-def _decays(job: Job) -> bool:
-    groups = job.optimizer(job.build_model(), 1.0).param_groups
-    return any(group.get("weight_decay", 0.0) > 0 for group in groups)
+def _run(job: Job, *, is_on_top: bool = True, **settings: Any) -> Trained:
+    auto, model, optimizer = _tuned(job, **settings)
+    if not is_on_top:
+        assert auto.found is not None
+        job = replace(job, steps=job.steps - auto.found.num_steps)
+        auto, model, optimizer = _tuned(job, **settings)
+    try:
+        descend(job, model, optimizer, job.batches(), job.steps, on_loss=auto.observe, after_step=auto.step)
+    except HdetError as error:  # the guard has given up
+        raise Diverged from error
+    ends = {"steered_lr": next(iter(auto.found_lr.values()))}
+    ends["weight_decay"] = max(group.get("weight_decay", 0.0) for group in optimizer.param_groups)
+    found = auto.found
+    metrics = evaluate(job.task, model) | ends
+    return Trained(metrics) if found is None else Trained(metrics, found.lr[0], found.num_steps)
 
 
-def _arm(name: str, description: str, **parts: bool) -> Method:
-    return Method(name=name, description=description, run=partial(_recipe, **parts))
+def _arm(name: str, description: str, **settings: Any) -> Method:
+    return Method(name=name, description=description, run=partial(_run, **settings))
 
 
 _ARMS = (
     replace(METHODS["plain_tail"], name="guess"),
-    _arm("find", "find_lr, then AutoLR", steers=False, decays=False),
-    _arm("without decay", "find_lr, AutoLR and the thermostat", decays=False),
-    _arm("without thermostat", "find_lr, AutoLR, and weight decay by held-out data", steers=False),
-    _arm("without search", "AutoLR, the thermostat and weight decay, from the guess", searches=False),
-    _arm(EVERYTHING, "find_lr, AutoLR, the thermostat, and weight decay by held-out data"),
-    _arm(INSIDE, "everything, with the search taken from the steps", is_on_top=False),
-    *(METHODS[name] for name in PEERS),
+    _arm(
+        "find", "tune without controllers: the search, the schedule, the guard and the tail", controllers=()
+    ),
+    _arm("without decay", "tune, but the weight decay stays", without=hdet.HeldOutWeightDecay),
+    _arm("without thermostat", "tune, but nothing steers the learning rate", without=hdet.Thermostat),
+    _arm("without search", "tune from the guess", learning_rate="keep"),
+    _arm(EVERYTHING, "tune"),
+    _arm(INSIDE, "tune, with the steps of the search taken from the run", is_on_top=False),
+    *(METHODS[name] for name in _PEERS),
 )
 ARMS: dict[str, Method] = {arm.name: arm for arm in _ARMS}
 """By name, in the order of the tables."""

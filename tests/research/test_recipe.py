@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import hdet
 from hdet.errors import HdetError
 from research.__main__ import app
 from research.compare.ledger import Record
 from research.explore.data import friedman
 from research.explore.models import mlp
 from research.explore.problem import Problem
-from research.peers.base import Trained
-from research.recipe import arms, data, models, sweep
+from research.recipe import data, models, sweep
 from research.recipe.experiment import open_ledger, run_study, train
 from research.recipe.problems import PROBLEMS, names
 from research.recipe.summary import tables
@@ -210,45 +210,46 @@ def test_a_sweep_whose_loss_is_never_finite_is_an_error(tiny, tmp_path, monkeypa
         run_study(tmp_path, problems=[TINY])
 
 
-def test_each_arm_has_the_parts_of_its_name(tiny, monkeypatch):
-    calls = {}
-
-    def auto_run(job, *, is_on_top, searches, controllers, probe):
-        kinds = {type(one).__name__ for one in controllers}
-        calls[name] = (is_on_top, searches, kinds, None if probe is None else probe.num_examples)
-        return Trained({})
-
-    monkeypatch.setattr(arms, "auto_run", auto_run)
-    for name in (
-        "find",
-        "without search",
-        "without thermostat",
-        "without decay",
-        "everything",
-        "everything, within",
-    ):
-        train(spec(name, "x1"))
-    both = {"Thermostat", "HeldOutWeightDecay"}
-    assert calls == {
-        "find": (True, True, set(), None),
-        "without search": (True, False, both, 400),
-        "without thermostat": (True, True, {"HeldOutWeightDecay"}, 400),
-        "without decay": (True, True, {"Thermostat"}, 400),
-        "everything": (True, True, both, 400),
-        "everything, within": (False, True, both, 400),
-    }
-
-
-def test_weight_decay_stays_where_data_does_not_repeat(tiny):
-    assert arms.repeats(Judged(tiny, 0.03))
-    assert not arms.repeats(Judged(replace(tiny, num_steps=10), 0.03))
-
-
-def test_the_search_is_on_top_of_the_steps_or_within_them(tiny, monkeypatch):
+@pytest.fixture
+def tuned(tiny, monkeypatch):
+    """Run an arm, and give the calls of tune that it makes: what steers, who finds the learning rate, steps."""
     monkeypatch.setitem(PROBLEMS, TINY, replace(tiny, num_steps=300))
-    on_top, inside = (train(spec(name, "x1")) for name in ("everything", "everything, within"))
-    assert on_top["search_steps"] == inside["search_steps"] > 0
-    assert on_top["final_loss"] != inside["final_loss"]
+    calls, real = [], hdet.tune
+
+    def tune(model, optimizer, batches, loss, **settings):
+        given = settings.get("controllers")
+        kinds = None if given is None else [type(one) for one in given]
+        calls.append((kinds, settings.get("learning_rate", "search"), settings["total_steps"], len(batches)))
+        return real(model, optimizer, batches, loss, **settings)
+
+    monkeypatch.setattr(hdet, "tune", tune)
+
+    def run(name):
+        calls.clear()
+        return train(spec(name, "x1")), list(calls)
+
+    return run
+
+
+def test_each_arm_has_the_parts_of_its_name(tuned):
+    epoch = 120 // 8
+    done, calls = tuned("everything")
+    assert calls == [(None, "search", 300, epoch)]
+    assert done["search_steps"] > 0
+    assert {"weight_decay", "steered_lr", "loss"} == set(done["metrics"])
+    for name, kept in (("without thermostat", hdet.HeldOutWeightDecay), ("without decay", hdet.Thermostat)):
+        _, calls = tuned(name)
+        assert calls == [(None, "search", 300, epoch), ([kept], "search", 300, epoch)]
+    assert tuned("find")[1] == [([], "search", 300, epoch)]
+    kept, calls = tuned("without search")
+    assert calls == [(None, "keep", 300, epoch)]
+    assert kept["found_lr"] is kept["search_steps"] is None
+
+
+def test_the_search_is_taken_from_the_steps_within_them(tuned):
+    inside, calls = tuned("everything, within")
+    assert [steps for _, _, steps, _ in calls] == [300, 300 - tuned("everything")[0]["search_steps"]]
+    assert inside["final_loss"] is not None
 
 
 def test_statistics_of_batch_norm_are_taken_anew_before_a_model_is_judged(tiny):
