@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from hdet.lab.ablation import LOW_FACTOR
+from hdet.lab.stability import NOISE, SPIKE, UNRECOVERED, WINDOW, Stability, judge, window_means
 
 __all__ = [
     "RULES",
@@ -22,21 +22,18 @@ __all__ = [
     "window_means",
 ]
 
-_WINDOW = 10
-_SPIKE, _UNRECOVERED = 0.3, 0.2
 _LOST = 0.5
-_NOISE = 0.05  # where the loss is near zero, chance alone doubles a mean of ten steps
 _PER_DECADE = 4
 _HALF_WIDTH = 4  # a decade to each side
 _MOST = 10  # how far the grid widens to each side: two and a half decades
 
 RULES = (
-    f"A spike: a {_WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
-    f"by more than {100 * _SPIKE:g} % of it and {100 * _NOISE:g} % of the first step's loss (from a "
+    f"A spike: a {WINDOW}-step mean of the training loss, after warmup, above the lowest earlier one "
+    f"by more than {100 * SPIKE:g} % of it and {100 * NOISE:g} % of the first step's loss (from a "
     "checkpoint, of the untrained model's). A crash: a loss that is not finite, a final held-out loss above "
     "the untrained model's, a spike that is "
-    f"not recovered from (the last mean above the lowest by more than {100 * _UNRECOVERED:g} % and "
-    f"those {100 * _NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
+    f"not recovered from (the last mean above the lowest by more than {100 * UNRECOVERED:g} % and "
+    f"those {100 * NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
     "the best plain LR's gain over the untrained model (a network that died without a spike; "
     "ablation.jsonl does not count this one, as it takes the whole grid to tell). High: the smallest "
     "LR of the grid (plain runs, 4 per factor of ten) at which most seeds crash. Low: the largest LR "
@@ -46,66 +43,6 @@ RULES = (
 
 _Place = TypeVar("_Place", int, float)
 """A learning rate, or its point of the grid."""
-
-
-@dataclass(frozen=True)
-class Stability:
-    """What became of a run."""
-
-    has_spike: bool
-    """Whether the loss rose, for good or for a while; a crash counts."""
-    crash: str
-    """Why it is a crash; empty if it is none."""
-
-
-def window_means(losses: Sequence[float], width: int = _WINDOW) -> list[float]:
-    """Means of every ``width`` steps; what is left over at the end counts in the last one.
-
-    >>> window_means([1.0, 3.0, 5.0, 5.0, 8.0], 2)
-    [2.0, 6.0]
-    """
-    starts = range(0, max(1, len(losses) - width + 1), width)
-    ends = [*starts[1:], len(losses)]
-    return [math.fsum(losses[a:b]) / (b - a) for a, b in zip(starts, ends, strict=True)]
-
-
-def judge(
-    losses: Sequence[float],
-    *,
-    num_warmup_steps: int,
-    final_loss: float,
-    untrained_loss: float,
-    first_loss: float | None = None,
-) -> Stability:
-    """Judge a run by its training losses, one per step, and its held-out loss at the end.
-
-    Args:
-        losses: of every step that was made.
-        num_warmup_steps: windows that begin earlier cannot be spikes, but can be the lowest.
-        final_loss: held-out loss of the trained model.
-        untrained_loss: held-out loss of the model as it was built.
-        first_loss: what chance is measured by; None for the loss of the first step. A run from a checkpoint
-            begins near its end, where that would be too small.
-
-    >>> steady, broken = [2.0] * 10 + [1.0] * 20, [2.0] * 10 + [1.0] * 10 + [1.4] * 10
-    >>> judge(steady, num_warmup_steps=5, final_loss=1.0, untrained_loss=2.0)
-    Stability(has_spike=False, crash='')
-    >>> judge(broken, num_warmup_steps=5, final_loss=1.4, untrained_loss=2.0)
-    Stability(has_spike=True, crash='a spike that it did not recover from')
-    """
-    if not losses or not all(map(math.isfinite, [*losses, final_loss])):
-        return Stability(True, "a loss that is not finite")
-    if final_loss > untrained_loss:
-        return Stability(True, "a final loss above the untrained model's")
-    means = window_means(losses)
-    noise = _NOISE * abs(losses[0] if first_loss is None else first_loss)
-    lowest, has_spike = means[0], False
-    for i, mean in enumerate(means[1:], start=1):
-        is_risen = mean - lowest > max(_SPIKE * abs(lowest), noise)
-        has_spike = has_spike or (is_risen and i * _WINDOW >= num_warmup_steps)
-        lowest = min(lowest, mean)
-    is_lost = means[-1] - lowest > max(_UNRECOVERED * abs(lowest), noise)
-    return Stability(has_spike, "a spike that it did not recover from" if has_spike and is_lost else "")
 
 
 def is_lost(final_loss: float, *, untrained_loss: float, best_loss: float) -> bool:

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hdet.errors import AllReplicasFailedError
 from hdet.lab.intervals import Runs, compare
 from hdet.lab.pool import Pool
+from hdet.lab.stability import Stability, judge
 from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
@@ -28,7 +29,8 @@ from hdet.lab.train.trainers import Trainer
 from hdet.method.controller import decay_to, first_controlled_sync, num_controlled_rounds
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import one_cycle
-from hdet.round_record import is_learning_rate
+from hdet.records import Records
+from hdet.round_record import RoundRecord, is_learning_rate
 
 SPREAD = 1 / 9
 NOISE_SCALE = 0.01
@@ -181,11 +183,32 @@ class Training:
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     """Others of the averaged model on held-out data, those that the task explains: AUC and NE of the feed."""
+    records: list[RoundRecord] = field(default_factory=list)
+    """Of the rounds."""
+    is_warm: bool = False
+    """It began from a checkpoint."""
+
+    @property
+    def stability(self) -> Stability:
+        """Tell whether its loss jumped, and whether it crashed."""
+        return judge(
+            self.losses,
+            num_warmup_steps=round(WARMUP * len(self.losses)),
+            final_loss=self.final_loss,
+            untrained_loss=self.untrained_loss,
+            first_loss=self.untrained_loss if self.is_warm else None,
+        )
 
     @property
     def is_crash(self) -> bool:
-        """Tell whether it ended without a loss, or above that of the untrained model."""
-        return not self.final_loss <= self.untrained_loss
+        """Tell whether it crashed."""
+        return bool(self.stability.crash)
+
+    @property
+    def end_loss(self) -> float:
+        """Mean training loss of the last tenth."""
+        last = self.losses[-max(1, len(self.losses) // 10) :]
+        return statistics.fmean(last) if last else math.nan
 
 
 def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> Training:
@@ -201,7 +224,7 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
     share = settings.pop("checkpoint", 0.0)
     config = RunConfig(**{**base, "find": False, "probe": False, "warmup": WARMUP, **settings})
     start, untrained = time.monotonic(), evaluate(task, task.build_model(config.seed))["loss"]
-    losses: list[float] = []
+    records, losses = Records(), list[float]()
     lrs: dict[str, list[list[float]]] = {}
     final: dict[str, float] = {}
     # One attention kernel for all rows: replicas that run at once have no other, and at a learning rate that
@@ -210,7 +233,7 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
         torch.manual_seed(derived_seed(config.seed, "training"))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the controller has nothing to compare")  # its decay is the row
-            trainer = Trainer(_from_checkpoint(task, base, share), config, None, "cpu")
+            trainer = Trainer(_from_checkpoint(task, base, share), config, records, "cpu")
         engine = trainer.engine
         while engine.num_steps < config.steps:
             if engine.num_steps % max(1, -(-config.steps // _CURVE_POINTS)) == 0:
@@ -230,7 +253,8 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
             final = evaluate(task, trainer.model)
     metrics = {name: final[name] for name in task.metric_notes if name in final}
     seconds = time.monotonic() - start
-    return Training(final.get("loss", math.nan), untrained, losses, lrs, seconds, metrics)
+    loss = final.get("loss", math.nan)
+    return Training(loss, untrained, losses, lrs, seconds, metrics, [*records], is_warm=bool(share))
 
 
 def _from_checkpoint(task: Task, base: Mapping[str, Any], share: float) -> Task:
@@ -291,12 +315,29 @@ def metric_names(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(name for result in results for run in result.runs for name in run.metrics))
 
 
+def headline(results: Sequence[Result]) -> tuple[str, str]:
+    """Say whether the paper's headline held here, and by what; empty if its rows were not run."""
+    low, high, full = (next(r for r in results if r.row.key == key) for key in ("plain", "grid", FULL))
+    if not (low.runs and high.runs and full.runs):
+        return "", ""
+    signs = [compare(full.outcomes, other.outcomes)[0] for other in (high, low)]
+    word = "holds" if min(signs) > 0 else "does not hold" if min(signs) < 0 else "cannot be told"
+    said = f"“HDET trains where plain training breaks, and ends below {low.row.name}” {word} here."
+    crashes = [sum(run.is_crash for run in result.runs) for result in (high, full)]
+    counts = [
+        f"{num} of {len(r.runs)} runs of “{r.row.name}”" for num, r in zip(crashes, (high, full), strict=True)
+    ]
+    ends = f"“{full.row.name}” ends at {full.loss_text}, “{low.row.name}” at {low.loss_text}."
+    return said, f"At a learning rate of {high.lr:g}, {' and '.join(counts)} crashed. {ends}"
+
+
 def remarks(results: Sequence[Result], task: str) -> list[str]:
     """Say what marks mean and what crashes and losses tell by tests; nothing about rows not run."""
     said = [
-        "† marks a crash: no finite loss, or one above the untrained model's. The last column is the "
-        "paper's: training losses on its own data, not comparable. A checkpoint is a plain run of the same "
-        "length, at a ninth of the learning rate."
+        "† marks a crash: a loss that is not finite, a final one above the untrained model's, or a jump of "
+        "the training loss that the run did not recover from. The last column is the paper's: training "
+        "losses on its own data, not comparable. A checkpoint is a plain run of the same length, at a ninth "
+        "of the learning rate."
     ]
     runs = [run for result in results for run in result.runs]
     if runs and not any(run.is_crash for run in runs):

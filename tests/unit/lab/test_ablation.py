@@ -16,13 +16,14 @@ from hdet.lab.ablation import (
     Training,
     ablate,
     decay_shape,
+    headline,
     method_settings,
     metric_names,
     remarks,
     replica_settings,
     train,
 )
-from hdet.lab.ablation_page import _losses, build_ablation
+from hdet.lab.ablation_page import _charts, build_ablation
 from hdet.lab.tasks.task import load_task
 
 BASE = {"task": "quadratic", "task_options": {"size": 8}, "lr": 0.3, "steps": 60, "replicas": 2}
@@ -78,13 +79,13 @@ def test_all_rows_train_and_make_a_page(tmp_path):
     assert [result.row for result in results] == list(TABLE_1)
     assert all(len(result.runs) == 1 and not result.runs[0].is_crash for result in results)
     text = build_ablation(results, BASE, tmp_path / "page.html").read_text()
-    for words in ("Plain, checkpoint", "figure 2", "figure 3", "4.674 †", results[0].loss_text):
+    for words in ("Plain, checkpoint", "figure 1", "figure 2", "figure 3", "Cheng et al., 2026", "4.674 †"):
         assert words in text
     build_ablation([Result(row, 0.1) for row in TABLE_1], BASE, tmp_path / "page.html")  # stopped before any
 
 
 def result(*losses, row=TABLE_1[0]):
-    return Result(row, 0.1, [Training(loss, 2.0, [], {}, 1.0) for loss in losses])
+    return Result(row, 0.1, [Training(loss, 2.0, [1.0] * 20, {}, 1.0) for loss in losses])
 
 
 def test_remarks_name_their_tests():
@@ -119,15 +120,45 @@ def test_the_feed_has_columns_for_auc_and_ne():
     assert (done.metric_text("auc"), done.metric_text("ne")) == ("0.7500 ± 0.0707", "-")
 
 
-def test_figure_2_is_the_difference_from_plain_training(tmp_path):
-    def falling(row, loss):
-        return Result(row, 0.1, [Training(loss, 2.0, [5.0] * 50 + [loss] * 50, {}, 1.0)])
+def test_the_figures_are_the_papers():
+    full = train(load_task("quadratic", {"size": 8}), BASE | {"seed": 0}, method_settings(60))
 
-    results = [falling(row, place) for place, row in enumerate(TABLE_1)]
-    chart = _losses(results)
-    assert chart.traces[-1]["name"] == "HDET (full), checkpoint" and len(chart.traces) == 6
-    assert chart.traces[-1]["y"] == [4.0] * 25 and chart.traces[-1]["x"] == list(range(52, 101, 2))
-    assert chart.traces[0]["name"] == "Warm-Init, checkpoint" and set(chart.traces[0]["y"]) == {1.0}
+    def fallen(row):
+        if row.key == FULL:
+            return Result(row, 0.3, [full])
+        losses = [5.0] * 50 + [90.0 if row.key == "grid" else 1.0] * 50
+        return Result(row, 0.3, [Training(1.0, 6.0, losses, {}, 1.0)])
+
+    cycle, losses, rates = _charts([fallen(row) for row in TABLE_1])
+    assert [chart.title[-10:] for chart in (cycle, losses, rates)] == [f"(figure {i})" for i in (1, 2, 3)]
+    middle = [record for record in full.records if record.ends_round][5:7]
+    assert cycle.traces[0]["x"] == [25, 30, 30, 30, 35, 35]
+    rises = [100 * (record.multipliers["lr"][0] - 1) for record in middle]
+    assert cycle.traces[0]["y"] == [0, rises[0], 0, 0, rises[1], 0] and abs(rises[0]) == pytest.approx(
+        100 / 9
+    )
+    names = ["Baseline-Low", "Baseline-High", "Warm-Init, checkpoint", "HDET without warm start"]
+    assert [trace["name"] for trace in losses.traces] == [*names, "HDET (full), checkpoint", "crashed"]
+    assert (losses.traces[1]["y"][0], losses.traces[1]["y"][-1], len(losses.traces[1]["x"])) == (5, 90, 100)
+    assert list(zip(losses.traces[-1]["x"], losses.traces[-1]["y"], strict=True)) == [(100, 90.0)]
+    plan, replica, residual = rates.traces
+    assert max(plan["y"]) == pytest.approx(0.3, rel=0.2) and replica["x"][-1] == 60
+    first = full.records[0]
+    assert replica["y"][4] == pytest.approx(first.values["lr"][0])
+    assert residual["y"] == [pytest.approx(full.records[-1].base_trace["lr"][-1])] * 2
+
+
+def test_the_headline_is_told_by_tests():
+    def said(low, high, full):
+        given = {"plain": low, "grid": high, FULL: full}
+        return headline([result(*given.get(row.key, [1.0] * 5), row=row) for row in TABLE_1])
+
+    held, why = said([1.0, 1.01, 1.02, 1.03, 1.04], [9.0] * 5, [0.5, 0.51, 0.52, 0.53, 0.54])
+    assert held.endswith("and ends below Baseline-Low” holds here.")
+    assert "5 of 5 runs of “Baseline-High” and 0 of 5 runs of “HDET (full), checkpoint” crashed." in why
+    assert said([0.5] * 5, [9.0] * 5, [1.0] * 5)[0].endswith("does not hold here.")
+    assert said([1.0] * 5, [1.0] * 5, [1.0] * 5)[0].endswith("cannot be told here.")
+    assert headline([Result(row, 0.1) for row in TABLE_1]) == ("", "")
 
 
 def test_losses_as_text():

@@ -1,8 +1,9 @@
-"""``hdet ablate``: the rows of the paper's Table 1 on one page with its figures 2 and 3."""
+"""``hdet ablate``: the rows of the paper's Table 1 on one page with its figures 1 to 3."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,12 +35,12 @@ def ablate(
 ) -> None:
     """Run the method of the paper and its parts: the six rows of its Table 1, and two that it leaves out.
 
-    Spread, controller and warm start are each left out once. A page shows the losses and the learning rates,
-    as figures 2 and 3 of the paper do. All rows train with the same steps and batches.
+    Spread, controller and warm start are each left out once. All rows train with the same steps and batches.
+    A page shows Table 1 and the paper's figures: two rounds, the training losses, the learning rates.
     """
     from hdet.checks import require_count
     from hdet.errors import HdetError
-    from hdet.lab.ablation import TABLE_1, metric_names, remarks
+    from hdet.lab.ablation import TABLE_1, headline, metric_names, remarks
     from hdet.lab.ablation import ablate as run_rows
     from hdet.lab.ablation_page import build_ablation
     from hdet.lab.tasks.task import load_task, parse_options
@@ -70,7 +71,7 @@ def ablate(
         for r in results
     ]
     screen.show(("row", "LR", "held-out loss", *map(str.upper, names), "in the paper"), rows)
-    for remark in remarks(results, task):
+    for remark in filter(None, [*headline(results), *remarks(results, task)]):
         screen.say(remark)
     try:
         screen.say(f"report: {build_ablation(results, base, path / 'ablation.html')}")
@@ -86,7 +87,8 @@ def _data(result: Result) -> dict[str, Any]:
     return {
         "row": result.row.name,
         "lr": result.lr,
-        "losses": [None if run.is_crash else run.final_loss for run in result.runs],
+        "losses": [run.final_loss if math.isfinite(run.final_loss) else None for run in result.runs],
+        "crashes": [run.stability.crash for run in result.runs],
         "metrics": [run.metrics for run in result.runs],
         "seconds": [run.seconds for run in result.runs],
     }

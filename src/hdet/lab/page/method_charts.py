@@ -49,8 +49,8 @@ def _value_chart(run: Run, names: Sequence[str], what: str) -> Chart:
     for index, (series, members) in enumerate(used):
         label = ", ".join(members) if len(used) > 1 else what
         bases.append(line(*series, label, series_color(index, len(used)), width=2.2))
-        steps, low, high = numbers.fan_limits(run, members[0])
-        fans += band(steps, low, high, "replicas", showlegend=not fans) if steps else []
+        low, high = (numbers.value_series(run, members[0], choose) for choose in (min, max))
+        fans += band(*low, high[1], "replicas", showlegend=not fans) if low[0] else []
     for plan, _ in _by_series({members[0]: numbers.plan_series(run, members[0]) for _, members in used}):
         # A plan may fall far below the base that was learned: the axis does not follow it there.
         aside = {"width": 1.5, "meta": ["", "aside"]}

@@ -9,6 +9,7 @@ from hdet.lab.page import run_numbers as numbers
 from hdet.lab.page.chart import Chart, line, series_color
 from hdet.lab.page.html_page import Cell
 from hdet.lab.page.loss_charts import against_rates, shown_range
+from hdet.lab.page.paper_figures import training_chart
 from hdet.lab.page.read_runs import Run, loss_title
 from hdet.lab.page.sentences import count, duration, figure
 
@@ -58,6 +59,9 @@ def comparison_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         chart.caption += " Losses far above the first one are cut off."
         chart.layout = {"yaxis": {"range": shown}}
     yield chart
+    broken = [run.status in ("failed", "diverged") for run in runs]
+    names, trained = [run.name for run in runs], map(numbers.training_losses, runs)
+    yield training_chart(list(zip(names, trained, broken, strict=True)), unit)
     rates = [numbers.base_series(run, next(iter(numbers.learning_rates(run)), "")) for run in runs]
     chart = _over_steps("Learning rate", runs, rates, "learning rate")
     chart.caption = "The base of each run. Of several parameter groups, the first is shown."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hdet.lab.page.read_runs import Run, number
 from hdet.lab.page.verdicts import explored
@@ -49,23 +49,24 @@ def plan_series(run: Run, name: str) -> Series:
     factors = [record.correction.get(tunable, 1.0) for record in run.records]
     if all(abs(factor - 1) < 1e-9 for factor in factors):
         return [], []
-    # The base before the first sync is as planned.
-    points = _trace(run.records[0], name)
+    points, is_corrected = list[tuple[int, float]](), False
     for record, factor in zip(run.records, factors, strict=True):
-        if name in record.base and 0 < factor < math.inf:
+        points += [] if is_corrected else _trace(record, name)  # until then the base is as planned
+        is_corrected = is_corrected or factor != 1
+        if is_corrected and name in record.base and 0 < factor < math.inf:
             points.append((record.step, record.base[name] / factor))
     return _series(points)
 
 
-def fan_limits(run: Run, name: str) -> tuple[list[int], list[float], list[float]]:
-    """Lowest and highest value among the replicas, at every step; empty where they do not differ."""
-    points = list[tuple[int, float, float]]()
+def value_series(run: Run, name: str, choose: Callable[[Sequence[float]], float]) -> Series:
+    """Give one value of the replicas at every step, such as the lowest; empty where they do not differ."""
+    points = list[tuple[int, float]]()
     for record in run.records if name in explored(run.records) else ():
         values, trace = record.values.get(name), _trace(record, name)
         if values and trace and trace[-1][1]:
-            last = trace[-1][1]  # values are those of the last step
-            points += [(step, base * min(values) / last, base * max(values) / last) for step, base in trace]
-    return [step for step, _, _ in points], [low for _, low, _ in points], [high for _, _, high in points]
+            factor = choose(values) / trace[-1][1]  # values are those of the last step
+            points += [(step, base * factor) for step, base in trace]
+    return _series(points)
 
 
 def _series(points: Sequence[tuple[int, float]]) -> Series:

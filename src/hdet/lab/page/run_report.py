@@ -10,12 +10,14 @@ import hdet
 from hdet.lab.page import html_page, run_comparison, sentences
 from hdet.lab.page import loss_charts as losses
 from hdet.lab.page import method_charts as method
+from hdet.lab.page import paper_figures as paper
 from hdet.lab.page.html_page import PageCharts, Section
 from hdet.lab.page.read_runs import Run
 
 CHARTS = {
     "": (losses.search_charts, method.rate_charts, method.said_charts, losses.loss_charts),
     "Steering": (method.averaging_charts, method.signal_charts, method.value_charts, method.look_charts),
+    "The paper's figures": (paper.cycle_charts, paper.schedule_charts),
     "Metrics": (losses.metric_charts,),
     "Cost and health": (method.cost_charts, method.left_out_charts),
 }

@@ -142,8 +142,8 @@ def several(browser: Any, several_page: str) -> Iterator[Visit]:
 
 def test_every_chart_is_drawn(one: Visit) -> None:
     titles = one.page.locator("figure .title").all_text_contents()
-    assert len(titles) == 11 and one.drawn() == titles
-    assert one.page.locator(".js-plotly-plot").count() == 11
+    assert len(titles) == 15 and one.drawn() == titles
+    assert one.page.locator(".js-plotly-plot").count() == 15
 
 
 def test_the_first_screen_shows_what_was_found(one: Visit) -> None:
@@ -177,8 +177,12 @@ def test_axes_reach_to_the_last_step_and_nothing_is_clipped(one: Visit) -> None:
             return [all(".xtitle, .ytitle"), all(".xtick text"), cut].map((l) => l.map((p) => p.textContent));
         })"""
     )
-    assert [cut for _, _, cut in found] == [[]] * 11
-    assert {ticks[-1] for titles, ticks, _ in found if titles[0] == "optimizer step"} == {"300"}
+    assert [cut for _, _, cut in found] == [[]] * 15
+    # Figure 1 has two rounds.
+    assert {ticks[-1] for titles, ticks, _ in found if titles[0] == "optimizer step"} == {
+        "154",
+        "300",
+    }  # figure 1 has two rounds
     assert not {"x", "y", "z"} & {title for titles, _, _ in found for title in titles}
 
 
@@ -294,7 +298,7 @@ def test_the_table_of_results_can_be_sorted(several: Visit) -> None:
 
 def test_several_runs_are_compared_and_open_on_demand(several: Visit) -> None:
     compared = several.drawn()
-    assert compared[:2] == ["Held-out loss", "Learning rate"]
+    assert compared[:3] == ["Held-out loss", "Training loss (figure 2)", "Learning rate"]
     assert (
         len(compared)
         == several.page.locator("figure").count() - several.page.locator("details figure").count()
