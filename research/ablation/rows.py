@@ -13,11 +13,10 @@ from hdet.lab.ablation import (
     TABLE_1,
     method_settings,
     replica_settings,
-    taken_over,
     warm_init_settings,
 )
 
-__all__ = ["ROWS", "Row", "equation8_end"]
+__all__ = ["ROWS", "Row"]
 
 _At = Literal["low", "high", "best"]
 
@@ -25,15 +24,6 @@ EMA_DECAY = 0.99
 SWA_SHARE = 0.25
 _IN_PAPER = ("plain", "grid", "warm_init", "hdet", "hdet_no_controller", "hdet_no_warm_start")
 _DECISIVE = ("grid", "hdet", "equal", "plain_decay", "local_sgd", "hdet_local")
-
-
-def equation8_end(steps: int) -> float:
-    """Where eq. 8 ends, over the peak, if the sign of its logarithm is turned: a 400th of the start.
-
-    >>> round(1 / equation8_end(1000))
-    449
-    """
-    return taken_over(steps) * 25 / 1e4
 
 
 @dataclass(frozen=True)
@@ -132,13 +122,6 @@ ROWS = (
     ),
     Row("grid", BEST, "plain, the best of the grid", "best"),
     *_rows("best"),
-    Row(
-        "hdet_equation8",
-        "HDET (full), eq. 8",
-        "the decay of eq. 8 with the sign of its logarithm turned",
-        "best",
-        lambda steps: method_settings(steps, end=equation8_end(steps)),
-    ),
     Row(
         "plain_decay_floor",
         "Plain, floor-matching",

@@ -19,11 +19,11 @@ NOTES = (
     "same batches; 10 % warmup and a linear anneal, which the controller replaces from its start on. "
     "HDET: spread 1/9, learning rates per parameter group, losses of the replicas' own batches, automatic "
     f"temperature. The controller's decay ends at {100 * RESIDUAL:g} % of the peak, as in the paper's figure "
-    "3, or at OneCycleLR's floor, 250,000 times below the peak (floor-matching), or where eq. 8 ends if the "
-    f"sign of its logarithm is turned. Warm start: noise of {NOISE_SCALE:g} on the initial weights, or on a "
-    "trained checkpoint. That is a plain run of another seed, as long, at the same learning rate (at High, a "
-    "ninth of it). Rows that a verdict hangs on may have more seeds. The best plain LR is chosen by the very "
-    "losses that it is compared by, which favours it a little."
+    "3, or at OneCycleLR's floor, 250,000 times below the peak (floor-matching). Warm start: noise of "
+    f"{NOISE_SCALE:g} on the initial weights, or on a trained checkpoint. That is a plain run of another "
+    "seed, as long, at the same learning rate (at High, a ninth of it). Rows that a verdict hangs on may "
+    "have more seeds. The best plain LR is chosen by the very losses that it is compared by, which favours "
+    "it a little."
 )
 
 

