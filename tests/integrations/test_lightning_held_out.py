@@ -86,6 +86,21 @@ def test_the_search_and_the_exploration_go_together():
     assert task.decays(records)[-1][1] != pytest.approx(first)
 
 
+def test_the_search_scores_on_held_out_batches(monkeypatch):
+    scored = []
+
+    def searched(*given, probe, **settings):
+        scored.append(probe)
+        return hdet.find_lr(*given, probe=probe, **settings)
+
+    monkeypatch.setattr("hdet.tuning.find_lr", searched)
+    fit(exploring(search=True))
+    fit(exploring(search=True, probe=hdet.Probe(held_out(), lambda m, batch: task.loss_of(m.net, batch))))
+    assert scored[-1] is None and len(scored[0]) == len(list(held_out()))
+    for (batch,), expected in zip(scored[0], held_out(), strict=True):
+        assert all(map(torch.equal, batch, expected))
+
+
 def test_held_out_batches_have_the_precision_of_the_run():
     kinds = set()
 

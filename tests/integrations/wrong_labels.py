@@ -64,4 +64,8 @@ def plain_loop(
 
 def decays(records: hdet.Records) -> list[tuple[int, float]]:
     """Steps at which the probe was looked at, and the weight decay of the round before it."""
-    return [(record.step, record.base["weight_decay"]) for record in records if record.slope]
+    return [
+        (record.step, record.base["weight_decay"])
+        for record in records
+        if "weight_decay" in record.controllers
+    ]

@@ -89,7 +89,7 @@ def test_one_call_trains_as_its_parts_do():
     "optimizer, settings, names, words",
     [
         (None, {"held_out": None}, {"thermostat"}, "as it is: there is no held-out data."),
-        (None, {"held_out": [data_of(1, 100)[:]]}, {"thermostat"}, "100 held-out examples are too few"),
+        (None, {"held_out": [data_of(1, 99)[:]]}, {"thermostat"}, "99 held-out examples are too few"),
         (None, {"total_steps": 150}, {"weight_decay"}, "No thermostat: it needs a run of 200 steps"),
         (None, {"loader": loader_of(32 * 400)}, {"thermostat"}, "400 batches are enough for 400 steps"),
         (None, {"loader": (batch for batch in loader_of())}, {"thermostat"}, "batches has no len()"),

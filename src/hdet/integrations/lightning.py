@@ -22,8 +22,8 @@ from hdet.records import RecordSink
 from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
 from hdet.search.loaders import twin
-from hdet.search.with_torch import find_lr
 from hdet.steering.needs import AnyController
+from hdet.tuning import searched
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class LearningRateSearch(_Callback):
                     "fit with a new Trainer, without ckpt_path"
                 )
             if self._searches:
-                self.found = _search(trainer, pl_module, int(total_steps))
+                self.found = _search(trainer, pl_module, int(total_steps), probe)
         self.auto = AutoLR(
             optimizer,
             total_steps=int(total_steps),
@@ -270,15 +270,20 @@ def _check(trainer: Any, module: Any, *, searches: bool) -> None:
 # --- the search ----------------------------------------------------------------------------------------
 
 
-def _search(trainer: Any, module: Any, total_steps: int) -> FoundLR:
-    """Find the learning rate with the module's own loss on the trainer's own batches; nothing is changed."""
+def _search(trainer: Any, module: Any, total_steps: int, probe: Probe | None) -> FoundLR:
+    """Find the learning rate with the module's own loss on the trainer's own batches; nothing is changed.
+
+    Trials are scored on held-out batches where there are some. An :class:`hdet.Probe` may have others.
+    """
+    held = [(batch,) for batch in probe.batches] if isinstance(probe, UnseenProbe) else None
     with unseen(module):
-        return find_lr(
+        return searched(
             module,
             trainer.optimizers[0],
             _Batches(trainer, module),
             lambda _, batch: training_loss(module, batch[0]),
             total_steps=total_steps,
+            probe=held,
             clip_norm=trainer.gradient_clip_val or None,
             progress=trainer.progress_bar_callback is None,
         )

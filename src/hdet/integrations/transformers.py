@@ -21,8 +21,8 @@ from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.probe import Probe, ProbeOrBatches
 from hdet.search.found import FoundLR
-from hdet.search.with_torch import find_lr
 from hdet.steering.needs import AnyController
+from hdet.tuning import searched
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -130,7 +130,7 @@ class HdetCallback(TrainerCallback):
         if saved is not None:
             self.found = None if saved["found"] is None else FoundLR(**saved["found"])
         elif self._searches:
-            self.found = self._search(args, state, model, bare, train_dataloader)
+            self.found = self._search(args, state, model, bare, train_dataloader, probe)
         self.auto = AutoLR(
             bare,
             total_steps=state.max_steps,
@@ -215,14 +215,18 @@ class HdetCallback(TrainerCallback):
         with undisturbed(self._probe):
             return Probe(_Steps(self._probe, 1), self._loss or _own_loss)
 
-    def _search(self, args: Any, state: Any, model: nn.Module, optimizer: Optimizer, loader: Any) -> FoundLR:
+    def _search(
+        self, args: Any, state: Any, model: nn.Module, optimizer: Optimizer, loader: Any, probe: Probe | None
+    ) -> FoundLR:
+        is_own = probe is None or probe is self._probe  # a probe of the user may have batches of another form
         with undisturbed(loader):
-            return find_lr(
+            return searched(
                 model,
                 optimizer,
                 _Steps(loader, args.gradient_accumulation_steps),
                 partial(_accumulated, self._loss or _own_loss),
                 total_steps=state.max_steps,
+                probe=None if is_own else probe.batches,
                 clip_norm=args.max_grad_norm or None,
                 progress=args.disable_tqdm,  # else its own bar is on the screen
             )
