@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hdet.lab.train.runner import evaluate
 from hdet.method.recipe import Recipe, tail_steps
 from hdet.method.thermostat import Round, round_ends
+from hdet.replicas.copies import same_draws
 from hdet.replicas.losses import evaluating
 from hdet.replicas.probe import batch_statistics
 from hdet.replicas.tail import TailMean
@@ -122,7 +123,7 @@ class ScoredRounds:
         if weights is not None:
             _put(self._parameters, weights)
         # Some losses differentiate: a differential equation's residual is one.
-        with evaluating(self._model), batch_statistics(self._model), torch.enable_grad():
+        with same_draws(), evaluating(self._model), batch_statistics(self._model), torch.enable_grad():
             loss = self._job.task.loss(self._model, batch).item()
         if kept is not None:
             _put(self._parameters, kept)

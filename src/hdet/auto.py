@@ -45,7 +45,7 @@ def settings_of(
     before, its peaks are.
     """
     if found is not None:
-        found.write(optimizer)
+        (found.to_be_steered if _is_steered(controllers) else found).write(optimizer)
     for group in optimizer.param_groups:
         if "max_lr" in group:
             group["initial_lr"] = group.pop("max_lr")
@@ -57,6 +57,10 @@ def settings_of(
         "controllers": with_guard(controllers, found),
         "average_tail": recipe.average_tail,
     }
+
+
+def _is_steered(controllers: Sequence[AnyController]) -> bool:
+    return any(isinstance(one, Thermostat) for one in controllers)
 
 
 def with_guard(controllers: Sequence[AnyController], found: FoundLR | None) -> list[AnyController]:
@@ -86,8 +90,8 @@ class AutoLR(Ensemble):
         optimizer: the optimizer of this rank.
         total_steps: length of training in optimizer steps, without those of the search.
         model: the model, in DistributedDataParallel if there are several ranks.
-        found: what :func:`hdet.find_lr` has returned. None to train with the learning rates that the
-            optimizer has, or to load a checkpoint.
+        found: what :func:`hdet.find_lr` has returned; with a thermostat the run begins at twice its answer.
+            None to train with the learning rates that the optimizer has, or to load a checkpoint.
         spread: half-width of the replicas' learning rates around the schedule; 0 keeps replicas equal, and
             splits what hdet keeps of the parameters between them. The paper has 1/9.
         explore: further hyperparameters in which replicas differ.
@@ -154,6 +158,8 @@ class AutoLR(Ensemble):
                 settings["explore"] = [LearningRate(spread), *further]
             super().__init__(optimizer, model=model, replicas=group, seed=seed, **settings)
         self._found = "" if found is None else str(found)
+        if found is not None and found.to_be_steered is not found and _is_steered(controllers):
+            self._found += " The run begins at twice that: the thermostat takes back what is too high."
         if found is None and self.replicas.is_writer:
             unused = unused_answer(plain)
             if unused is not None:

@@ -242,6 +242,8 @@ def tune(
             for parameters in plain.param_groups:
                 parameters["weight_decay"] = _SOME_DECAY
             notes.append(f"The weight decay begins at {_SOME_DECAY:g}, because the optimizer had none.")
+        if group.within and any(isinstance(module, _BatchNorm) for module in model.modules()):
+            notes.append("BatchNorm keeps the statistics of the last step, because the model is sharded.")
         is_steered = bool({Thermostat, HeldOutWeightDecay} & set(map(type, chosen)))
         auto = Tuned(
             optimizer,

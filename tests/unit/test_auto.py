@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from typing import Any
 
@@ -159,6 +160,27 @@ def test_a_checkpoint_brings_what_was_found_and_the_search_is_not_repeated():
     train(auto, net, optimizer, 0, 300)
     train(again, other_net, other, 0, 300)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other_net.parameters(), strict=True))
+
+
+def test_a_run_with_a_thermostat_begins_at_twice_the_answer_but_not_at_twice_the_guess():
+    def peak(found: hdet.FoundLR, *controllers: Any) -> tuple[float, str]:
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+        probe = hdet.Probe([batch(7, 7)], loss_of) if controllers else None
+        auto = hdet.AutoLR(
+            optimizer, total_steps=400, model=net, found=found, controllers=controllers, probe=probe
+        )
+        return auto.found_lr["lr"], auto.summary()
+
+    net = Net()
+    batches = [batch(0, step) for step in range(100)]
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    found = hdet.find_lr(net, optimizer, batches, loss_of, total_steps=400)
+    (lr, told), (doubled, steered) = peak(found), peak(found, hdet.Thermostat())
+    assert doubled == pytest.approx(2 * lr) and lr == found.lr[0]
+    assert "twice" in steered and "twice" not in told
+    guess = dataclasses.replace(found, lr=found.asked)
+    assert peak(guess, hdet.Thermostat())[0] == 1e-4
 
 
 @pytest.mark.parametrize("total_steps", [199, 801])

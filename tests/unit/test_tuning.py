@@ -153,7 +153,7 @@ def test_a_search_at_its_limits_is_made_again():
     assert auto.found.asked == [1e-8] and auto.found.began_at == alone.lr
     assert auto.found.lr[0] > 10 * alone.lr[0] and auto.found.num_steps > alone.num_steps
     assert "a second search: " in auto.summary()
-    assert optimizer.param_groups[0]["initial_lr"] == auto.found.lr[0]
+    assert optimizer.param_groups[0]["initial_lr"] == 2 * auto.found.lr[0]
 
 
 def test_a_run_is_resumed_in_the_same_bits_without_a_search(tmp_path):

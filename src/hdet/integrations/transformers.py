@@ -218,7 +218,8 @@ class HdetCallback(TrainerCallback):
     def _search(
         self, args: Any, state: Any, model: nn.Module, optimizer: Optimizer, loader: Any, probe: Probe | None
     ) -> FoundLR:
-        is_own = probe is None or probe is self._probe  # a probe of the user may have batches of another form
+        # A probe of the user may have batches of another form.
+        held = None if probe is None or probe is self._probe else probe.batches
         with undisturbed(loader):
             return searched(
                 model,
@@ -226,7 +227,7 @@ class HdetCallback(TrainerCallback):
                 _Steps(loader, args.gradient_accumulation_steps),
                 partial(_accumulated, self._loss or _own_loss),
                 total_steps=state.max_steps,
-                probe=None if is_own else probe.batches,
+                probe=held,
                 clip_norm=args.max_grad_norm or None,
                 progress=args.disable_tqdm,  # else its own bar is on the screen
             )

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+_STEERED = 2.0
+"""What an answer is multiplied by where a thermostat follows. Answers are cautious, because too high costs
+more than too low. A thermostat takes back what is too high far better than it raises what is too low."""
 _LENGTHS_APART = 2
 """By which factor the length of a run may differ from that of the search, without a warning."""
 
@@ -56,6 +59,11 @@ class FoundLR:
         first = self.ramp[0][1]
         best = min((score for _, score in self.trials if score is not None), default=first)
         return (first + best) / 2 if best < first else None
+
+    @property
+    def to_be_steered(self) -> FoundLR:
+        """Give what to train with where a thermostat follows: twice this, unless it is your guess."""
+        return self if self.is_guess else replace(self, lr=[_STEERED * lr for lr in self.lr])
 
     @property
     def is_guess(self) -> bool:

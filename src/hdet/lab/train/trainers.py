@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.auto import settings_of, with_guard
+from hdet.auto import settings_of
 from hdet.ensemble import Ensemble
 from hdet.explore import Hyperparameter
 from hdet.lab.tasks.task import Task
@@ -202,7 +202,11 @@ def _settings(
     recipe = Recipe(
         total_steps=config.steps, anneal=anneal, **{name: getattr(config, name) for name in names}
     )
-    settings = settings_of(recipe, optimizer, found) | {"seed": config.seed, "assignment": config.assignment}
+    # The guard of the recipe knows what a search expects, and what is beside it.
+    named = [name for name in config.controllers if not (config.is_recipe and name == "guard")]
+    controllers = [_controller(name, config) for name in named]
+    settings = settings_of(recipe, optimizer, found, controllers)
+    settings |= {"seed": config.seed, "assignment": config.assignment}
     if config.anneal == "one_cycle":
         peaks = [peak_rate(group) for group in optimizer.param_groups]
         settings["scheduler"] = OneCycleLR(optimizer, peaks, config.steps, pct_start=config.warmup)
@@ -215,10 +219,8 @@ def _settings(
         kind = getattr(hdet, name.title().replace("_", ""))  # weight_decay is hdet.WeightDecay
         explore.append(kind(model, spread=spread) if name in OF_MODELS else kind(spread, per_group=per_group))
     settings["explore"] = explore
-    # The guard of the recipe knows what a search expects, and what is beside it.
-    names = [name for name in config.controllers if not (config.is_recipe and name == "guard")]
-    controllers = [_controller(name, config) for name in names]
-    settings["controllers"] = with_guard(controllers, found) if config.is_recipe else controllers
+    if not config.is_recipe:
+        settings["controllers"] = controllers
     return settings
 
 
