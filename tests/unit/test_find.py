@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -508,6 +509,30 @@ def test_an_error_of_torch_keeps_its_type():
         hdet.find_lr(model, optimizer, [(X[:, :2], Y)], loss_of, total_steps=100)
     if hasattr(caught.value, "__notes__"):
         assert "hdet called loss(model, batch), with the model first" in caught.value.__notes__[0]
+
+
+def test_a_second_search_begins_where_the_ramp_of_the_first_moves_the_loss():
+    told = {"low": [1e-6], "high": [1e-4], "reason": "your guess", "trials": [(1e-5, None)], "num_steps": 50}
+    lost = hdet.FoundLR(
+        lr=[0.0, 1e-5],
+        asked=[0.0, 1e-5],
+        ramp=[(1e-7, 2.0), (1e-4, 2.01), (1e-3, 2.1), (1e-2, math.inf)],
+        **told,
+    )
+    assert not lost.should_search_again and lost.next_guess == [0.0, pytest.approx(1e-3)]
+    again = dataclasses.replace(
+        lost, asked=[0.0, 1e-3], lr=[0.0, 3e-3], reason="trials, weighed against your guess"
+    )
+    joined = lost.then(again)
+    assert (joined.asked, joined.began_at, joined.lr) == (lost.asked, again.asked, again.lr)
+    assert (
+        joined.num_steps == 100 and joined.reason == "a second search: trials, weighed against where it began"
+    )
+    unsure = dataclasses.replace(again, lr=again.asked)
+    assert lost.then(unsure).lr == lost.lr and lost.then(unsure).num_steps == 100
+    fallen = dataclasses.replace(lost, ramp=[(1e-7, 2.0), (1e-6, 1.9), (1e-5, 3.0)])
+    assert fallen.next_guess is None
+    assert hdet.FoundLR(**dataclasses.asdict(joined)) == joined
 
 
 class Denoiser(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -219,3 +220,24 @@ def test_ranks_find_and_end_with_the_same(spread):
     assert names == {"guard", "thermostat", "weight_decay"}
     assert (first == second) == (spread == 0)
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items() if "tracked" not in name)
+
+
+def _sharded(rank: int) -> tuple[Any, ...]:
+    model = net(with_norm=True)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loader = DataLoader(data_of(rank, 640), batch_size=32)
+    given = {"total_steps": 200, "held_out": HELD_OUT}
+    with pytest.raises(ValueError, match="resume must be None for a sharded model"):
+        hdet.tune(model, optimizer, loader, loss_of, resume="runs", **given)
+    auto = hdet.tune(model, optimizer, loader, loss_of, **given)
+    train(auto, model, optimizer, loader, 200)
+    assert auto.found is not None
+    return auto.found.lr, kinds(auto), auto.notes, loss_of(model, HELD_OUT[0]).item()
+
+
+def test_a_sharded_model_takes_the_same_call():
+    (found, names, notes, loss), (other, _, _, _) = run_replicas(_sharded, 2)
+    assert found == other and found[0] > 1e-3 and loss < 1
+    assert names == {"guard", "thermostat", "weight_decay"}
+    assert notes == ["BatchNorm keeps the statistics of the last step, because the model is sharded."]

@@ -54,6 +54,14 @@ def test_trials_do_not_move_down_where_nothing_was_learnt():
     assert next_lead(trials, 4.1, 100, 1000) is None and next_lead(trials, 5.0, 100, 1000) == 3
 
 
+def test_trials_reach_the_guess_before_they_may_lower_it():
+    trials = [Trial(0.01, 3.0), Trial(0.3, 2.0)]
+    assert next_lead(trials, 4.0, 900, 1000) == 3.0  # whatever it costs
+    assert next_lead([*trials, Trial(3.0, 1.9)], 4.0, 900, 1000) is None
+    assert next_lead([*trials, Trial(3.0, None)], 4.0, 900, 1000) is None
+    assert next_lead(trials, 2.1, 900, 1000) is None  # nothing was learnt
+
+
 def test_trials_are_lengthened_while_nothing_has_been_learnt():
     plateau, learnt = [Trial(1.0, 3.9), Trial(3.0, 3.8)], [Trial(1.0, 3.9), Trial(3.0, 3.0)]
     assert should_lengthen(plateau, 4.0, 250, 1000)
