@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from hdet.lab.ablation import LOW_FACTOR
-from hdet.lab.stability import NOISE, SPIKE, UNRECOVERED, WINDOW, Stability, judge, window_means
+from hdet.lab.stability import (
+    LOST,
+    NOISE,
+    SPIKE,
+    UNRECOVERED,
+    WINDOW,
+    Stability,
+    is_lost,
+    judge,
+    window_means,
+)
 
 __all__ = [
     "RULES",
@@ -22,7 +32,6 @@ __all__ = [
     "window_means",
 ]
 
-_LOST = 0.5
 _PER_DECADE = 4
 _HALF_WIDTH = 4  # a decade to each side
 _MOST = 10  # how far the grid widens to each side: two and a half decades
@@ -33,7 +42,7 @@ RULES = (
     "checkpoint, of the untrained model's). A crash: a loss that is not finite, a final held-out loss above "
     "the untrained model's, a spike that is "
     f"not recovered from (the last mean above the lowest by more than {100 * UNRECOVERED:g} % and "
-    f"those {100 * NOISE:g} %), or, at an LR above the best plain one, less than {100 * _LOST:g} % of "
+    f"those {100 * NOISE:g} %), or, at an LR above the best plain one, less than {100 * LOST:g} % of "
     "the best plain LR's gain over the untrained model (a network that died without a spike; "
     "ablation.jsonl does not count this one, as it takes the whole grid to tell). High: the smallest "
     "LR of the grid (plain runs, 4 per factor of ten) at which most seeds crash. Low: the largest LR "
@@ -43,17 +52,6 @@ RULES = (
 
 _Place = TypeVar("_Place", int, float)
 """A learning rate, or its point of the grid."""
-
-
-def is_lost(final_loss: float, *, untrained_loss: float, best_loss: float) -> bool:
-    """Whether a run has less than half of the gain that the best plain learning rate has.
-
-    Too small a learning rate does that too; above the best one it is a network that died without a spike.
-
-    >>> is_lost(1.4, untrained_loss=2.0, best_loss=1.0), is_lost(1.6, untrained_loss=2.0, best_loss=1.0)
-    (False, True)
-    """
-    return untrained_loss - final_loss < _LOST * (untrained_loss - best_loss)
 
 
 def choose_high(crashes: Mapping[_Place, Sequence[bool]]) -> _Place | None:

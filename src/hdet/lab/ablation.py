@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -21,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hdet.errors import AllReplicasFailedError
 from hdet.lab.intervals import Runs, compare
 from hdet.lab.pool import Pool
-from hdet.lab.stability import Stability, judge
+from hdet.lab.stability import Stability, is_lost, judge
 from hdet.lab.tasks.task import Task, load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
@@ -187,17 +188,25 @@ class Training:
     """Of the rounds."""
     is_warm: bool = False
     """It began from a checkpoint."""
+    seed: int = 0
+    low_loss: float = math.nan
+    """Held-out loss of Baseline-Low with this seed, which a run that learns comes half way to."""
 
     @property
     def stability(self) -> Stability:
         """Tell whether its loss jumped, and whether it crashed."""
-        return judge(
+        found = judge(
             self.losses,
             num_warmup_steps=round(WARMUP * len(self.losses)),
             final_loss=self.final_loss,
             untrained_loss=self.untrained_loss,
             first_loss=self.untrained_loss if self.is_warm else None,
         )
+        if found.crash or not is_lost(
+            self.final_loss, untrained_loss=self.untrained_loss, best_loss=self.low_loss
+        ):
+            return found
+        return Stability(found.has_spike, "less than half of what Baseline-Low has learned")
 
     @property
     def is_crash(self) -> bool:
@@ -254,7 +263,7 @@ def train(task: Task, base: Mapping[str, Any], settings: Mapping[str, Any]) -> T
     metrics = {name: final[name] for name in task.metric_notes if name in final}
     seconds = time.monotonic() - start
     loss = final.get("loss", math.nan)
-    return Training(loss, untrained, losses, lrs, seconds, metrics, [*records], is_warm=bool(share))
+    return Training(loss, untrained, losses, lrs, seconds, metrics, [*records], bool(share), config.seed)
 
 
 def _from_checkpoint(task: Task, base: Mapping[str, Any], share: float) -> Task:
@@ -300,7 +309,7 @@ class Result:
     @property
     def outcomes(self) -> Runs:
         """Final loss and crash by seed."""
-        return {seed: (run.final_loss, run.is_crash) for seed, run in enumerate(self.runs)}
+        return {run.seed: (run.final_loss, run.is_crash) for run in self.runs}
 
 
 def mean_text(values: Sequence[float]) -> str:
@@ -334,10 +343,10 @@ def headline(results: Sequence[Result]) -> tuple[str, str]:
 def remarks(results: Sequence[Result], task: str) -> list[str]:
     """Say what marks mean and what crashes and losses tell by tests; nothing about rows not run."""
     said = [
-        "† marks a crash: a loss that is not finite, a final one above the untrained model's, or a jump of "
-        "the training loss that the run did not recover from. The last column is the paper's: training "
-        "losses on its own data, not comparable. A checkpoint is a plain run of the same length, at a ninth "
-        "of the learning rate."
+        "† marks a crash: a loss that is not finite, a final one above the untrained model's, a jump of the "
+        "training loss that the run did not recover from, or less than half of what Baseline-Low learned. "
+        "The paper's losses are training losses on its own data, not comparable. A checkpoint is a plain run "
+        "of the same length, at a ninth of the learning rate."
     ]
     runs = [run for result in results for run in result.runs]
     if runs and not any(run.is_crash for run in runs):
@@ -384,6 +393,12 @@ def ablate(
         for done, (place, run) in enumerate(pool.run(_train_one, jobs, should_stop=should_stop), start=1):
             places[place][0].runs.append(run)
             on_done(done)
+    lows = {run.seed: run.final_loss for run in results[0].runs}
+    for result in results:
+        result.runs = [
+            dataclasses.replace(run, low_loss=lows.get(run.seed, math.nan))
+            for run in sorted(result.runs, key=lambda run: run.seed)
+        ]
     return results
 
 

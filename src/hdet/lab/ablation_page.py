@@ -49,8 +49,9 @@ def build_ablation(results: Sequence[Result], base: Mapping[str, Any], out: str 
 
 def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts) -> str:
     said = (
-        f"{base['task']}, {base['steps']} steps, {base['replicas']} replicas, {base['optimizer']}. The train "
-        "loss is the mean of the last tenth of the steps, the held-out loss is taken after the last one."
+        f"Its Table 1 and figures 1 to 3, of runs here: {base['task']}, {base['steps']} steps, "
+        f"{base['replicas']} replicas, {base['optimizer']}. The train loss is the mean of the last tenth of "
+        "the steps, the held-out loss is taken after the last one."
     )
     names = metric_names(results)
     rows = [
@@ -72,7 +73,7 @@ def _body(results: Sequence[Result], base: Mapping[str, Any], charts: PageCharts
     main = sections_html(sections, charts, level=2, num_steps=base["steps"])
     verdict, why = headline(results)
     introduction = sentence_html(verdict, "headline") + sentence_html(f"{why} {said}", "sentence")
-    return body_html(f"{TITLE}: Table 1 and figures 1 to 3, of runs here", introduction, main)
+    return body_html(TITLE, introduction, main)
 
 
 def _charts(results: Sequence[Result]) -> Iterator[Chart]:

@@ -10,6 +10,8 @@ WINDOW = 10
 """Steps whose mean loss is looked at."""
 SPIKE, UNRECOVERED = 0.3, 0.2
 """Rises above the lowest mean, as shares of it."""
+LOST = 0.5
+"""Less than this share of the gain of the best run is none."""
 NOISE = 0.05
 """The least rise that counts, as a share of the first loss: near zero chance alone doubles a mean."""
 
@@ -72,3 +74,14 @@ def judge(
         lowest = min(lowest, mean)
     is_lost = means[-1] - lowest > max(UNRECOVERED * abs(lowest), noise)
     return Stability(has_spike, "a spike that it did not recover from" if has_spike and is_lost else "")
+
+
+def is_lost(final_loss: float, *, untrained_loss: float, best_loss: float) -> bool:
+    """Tell whether a run has less than half of the gain that the best plain learning rate has.
+
+    Too small a learning rate does that too; above the best one it is a network that died without a spike.
+
+    >>> is_lost(1.4, untrained_loss=2.0, best_loss=1.0), is_lost(1.6, untrained_loss=2.0, best_loss=1.0)
+    (False, True)
+    """
+    return untrained_loss - final_loss < LOST * (untrained_loss - best_loss)

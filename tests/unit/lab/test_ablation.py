@@ -1,5 +1,6 @@
 """The rows of the paper's Table 1: what each trains with, and what is shown of them."""
 
+import dataclasses
 import math
 
 import pytest
@@ -24,6 +25,7 @@ from hdet.lab.ablation import (
     train,
 )
 from hdet.lab.ablation_page import _charts, build_ablation
+from hdet.lab.stability import Stability
 from hdet.lab.tasks.task import load_task
 
 BASE = {"task": "quadratic", "task_options": {"size": 8}, "lr": 0.3, "steps": 60, "replicas": 2}
@@ -85,7 +87,7 @@ def test_all_rows_train_and_make_a_page(tmp_path):
 
 
 def result(*losses, row=TABLE_1[0]):
-    return Result(row, 0.1, [Training(loss, 2.0, [1.0] * 20, {}, 1.0) for loss in losses])
+    return Result(row, 0.1, [Training(x, 2.0, [1.0] * 20, {}, 1.0, seed=i) for i, x in enumerate(losses)])
 
 
 def test_remarks_name_their_tests():
@@ -159,6 +161,13 @@ def test_the_headline_is_told_by_tests():
     assert said([0.5] * 5, [9.0] * 5, [1.0] * 5)[0].endswith("does not hold here.")
     assert said([1.0] * 5, [1.0] * 5, [1.0] * 5)[0].endswith("cannot be told here.")
     assert headline([Result(row, 0.1) for row in TABLE_1]) == ("", "")
+
+
+def test_a_run_that_has_learned_little_beside_baseline_low_crashed():
+    run = Training(1.6, 2.0, [1.0] * 20, {}, 1.0)
+    assert not run.is_crash and not dataclasses.replace(run, low_loss=1.3).is_crash
+    lost = dataclasses.replace(run, low_loss=1.1).stability
+    assert lost == Stability(has_spike=False, crash="less than half of what Baseline-Low has learned")
 
 
 def test_losses_as_text():
