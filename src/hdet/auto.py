@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import require_kind
+from hdet.checks import require_kind, require_number
 from hdet.ensemble import Ensemble
 from hdet.errors import warn
 from hdet.explore import Hyperparameter, LearningRate
@@ -152,6 +152,7 @@ class AutoLR(Ensemble):
                         "optimizer's lr must be above 0 in one group at least, got 0 in all: give any "
                         "guess, and find_lr improves it"
                     )
+                require_number("spread", spread, at_least=0, below=1)
                 settings = settings_of(recipe, plain, found, controllers)
                 settings |= {"probe": probe, "records": records}
                 further = hyperparameters_of(explore, may_be_empty=True)

@@ -6,7 +6,8 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hdet.checks import require_count, require_kind
+from hdet.checks import require_count, require_kind, require_path
 from hdet.errors import CheckpointError, bad_argument, warn
 from hdet.records import replacing
 from hdet.replicas.exchange import exchange
@@ -105,7 +106,7 @@ def save_checkpoint(path: str | Path, /, *, step: int, keep: int = 3, **parts: A
     if not parts:
         remedy = "pass model=model, optimizer=optimizer"
         raise bad_argument("parts", "must hold something to save", "none", remedy)
-    folder = Path(path)
+    folder = require_path("path", path)
     if folder.exists() and not folder.is_dir():
         got = f"{str(path)!r}, which is a file"
         raise bad_argument("path", "must be a folder", got, "give another one")
@@ -156,7 +157,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint | None:
     """Read and check the newest sound checkpoint, without loading it anywhere; None if there is none."""
     broken: list[str] = []
     found = None
-    for _, file in reversed(_files(Path(path))):
+    for _, file in reversed(_files(require_path("path", path))):
         try:
             found = _read(file, broken)
             break
@@ -191,13 +192,15 @@ def _write(target: Path, content: dict[str, Any]) -> None:
     try:
         with replacing(target) as file:
             summed = _Summed(file)
-            torch.save(content, summed)  # pyright: ignore[reportArgumentType]
+            with _naming_the_part(content):
+                torch.save(content, summed)  # pyright: ignore[reportArgumentType]
             summed.write(summed.checksum.to_bytes(4, "little"))  # readers of a zip archive pass over it
             if summed.error is not None:
                 raise summed.error
             file.flush()
             os.fsync(file.fileno())
-            _require_plain(Path(file.name), content)
+            with _naming_the_part(content):
+                torch.load(Path(file.name), map_location="cpu", weights_only=True, mmap=True)
         _sync_folder(target.parent)
     except OSError as error:
         raise OSError(
@@ -255,10 +258,11 @@ def _verify(file: BinaryIO) -> int:
     return int.from_bytes(file.read(), "little")
 
 
-def _require_plain(file: Path, content: dict[str, Any]) -> None:
-    """Raise if what was written could not be loaded again."""
+@contextmanager
+def _naming_the_part(content: dict[str, Any]) -> Iterator[None]:
+    """Name the part that cannot be written, or not be loaded again."""
     try:
-        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        yield
     except Exception as error:
         for name, part in {**content["states"], **content["values"]}.items():
             if not _is_plain(part):
@@ -271,9 +275,9 @@ def _require_plain(file: Path, content: dict[str, Any]) -> None:
 
 def _is_plain(value: Any) -> bool:
     memory = io.BytesIO()
-    torch.save(value, memory)
-    memory.seek(0)
     try:
+        torch.save(value, memory)
+        memory.seek(0)
         torch.load(memory, weights_only=True)
     except Exception:
         return False

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sized
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, TypeGuard
 
 from hdet.errors import bad_argument
 
 _LONGEST = 80
 """Characters of a value that an error shows."""
+_HUGE = 10**308
+"""Beyond it there are no floats."""
 
 
 def require_number(
@@ -33,7 +36,7 @@ def require_number(
     rule = _range_text(above, at_least, below, at_most)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _of_wrong_type(name, f"a number{rule}", value, remedy)
-    number = float(value)
+    number = float(value) if abs(value) < _HUGE else math.inf
     inside = above < number < below and at_least <= number <= at_most
     if not math.isfinite(number) or not inside:
         must = f"must be a {'finite ' if not rule else ''}number{rule}"
@@ -41,8 +44,10 @@ def require_number(
     return number
 
 
-def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = "") -> int:
-    """Return ``value`` if it is an integer of at least ``at_least``.
+def require_count(
+    name: str, value: object, *, at_least: int = 1, at_most: int = 2**53, remedy: str = ""
+) -> int:
+    """Return ``value`` if it is an integer in this range.
 
     >>> require_count("sync_every", 0)
     Traceback (most recent call last):
@@ -55,7 +60,29 @@ def require_count(name: str, value: object, *, at_least: int = 1, remedy: str = 
         raise _of_wrong_type(name, rule, value, write)
     if value < at_least:
         raise bad_argument(name, f"must be {rule}", repr(value), remedy)
+    if value > at_most:
+        raise bad_argument(name, f"must be at most {at_most}", repr(value), remedy)
     return value
+
+
+def require_path(name: str, value: object) -> Path:
+    """Return ``value`` as a path.
+
+    >>> require_path("path", 3)
+    Traceback (most recent call last):
+    TypeError: path must be a text or a Path, got 3 of type int
+    """
+    require_kind(f"{name} must be a text or a Path", value, isinstance(value, (str, Path)))
+    return Path(str(value))
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Tell if this is a list or another sequence, but no text.
+
+    >>> is_list((1, 2)), is_list("ab"), is_list(3)
+    (True, False, False)
+    """
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def require_kind(must: str, value: object, is_right: bool, remedy: str = "") -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, overload, runtime_checkable
 
-from hdet.checks import require_kind
+from hdet.checks import require_kind, require_path
 from hdet.errors import warn
 from hdet.round_record import RoundRecord, problem_of
 from hdet.round_record import SearchRecord as SearchRecord
@@ -69,7 +69,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = require_path("path", path)
         _require_writable(self.path)
         self._waiting: list[RoundRecord] = []
         self._is_open = False
@@ -199,7 +199,7 @@ def _lines_of(path: str | Path) -> Iterator[tuple[int, bytes, bool, RoundRecord 
 
     Whole lines end with a line break.
     """
-    lines = Path(path).read_bytes().split(b"\n")
+    lines = require_path("path", path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:

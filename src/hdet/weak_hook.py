@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
+class WeakHook:
     """Call a bound method for as long as somebody else holds its object; afterwards do nothing.
 
     A strong reference would close a circle: optimizer, hook, what hdet knows of it, optimizer. Then model,
@@ -22,20 +22,29 @@ def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
     ...     def count(self):
     ...         self.num_calls += 1
     >>> counter = Counter()
-    >>> hook = weak_hook(counter.count)
+    >>> hook = WeakHook(counter.count)
     >>> hook(); counter.num_calls
     1
     >>> del counter
     >>> hook()
     """
-    known = weakref.WeakMethod(method)
 
-    def hook(*arguments: Any) -> None:
-        alive = known()
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._known = weakref.WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method, if its object is still there."""
+        alive = self._known()
         if alive is not None:
             alive(*arguments)
 
-    return hook
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "what hdet drives must not be pickled: save its state_dict(), and load that into a new one"
+        )
 
 
 class Closing:

@@ -14,6 +14,7 @@ from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.probe import ProbeOrBatches, probe_of
 from hdet.replicas.saved import check_tensors
 from hdet.replicas.stacked import StackedReplicas
+from hdet.replicas.tensors import require_initialized
 from hdet.weak_hook import Closing
 
 
@@ -64,10 +65,11 @@ class VirtualEnsemble(Closing):
         probe: ProbeOrBatches | None = None,
         **settings: Any,
     ) -> None:
-        require_count("num_replicas", num_replicas)
+        require_count("num_replicas", num_replicas, at_most=2**16)
         require_flag("vectorize", vectorize)
         require_flag("join_equal", join_equal)
         require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
+        require_initialized(model.parameters())
         require_kind("loss must be a function loss(model, batch)", loss, callable(loss))
         self.model = model
         self.replicas = StackedReplicas(

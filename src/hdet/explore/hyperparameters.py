@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.checks import require_choice, require_flag, require_kind, require_number
+from hdet.checks import is_list, require_choice, require_flag, require_kind, require_number
 from hdet.errors import NoEffectWarning, warn
 from hdet.explore.slots import FloatSlot, FunctionSlot, Slot, TensorSlot
 from hdet.explore.tunable import Tunable
@@ -124,6 +124,8 @@ class OptimizerField(Spreading):
         super().__post_init__()
         require_flag("per_group", self.per_group)
         if self.group_spreads is not None:
+            must = "group_spreads must be a list of numbers"
+            require_kind(must, self.group_spreads, is_list(self.group_spreads))
             object.__setattr__(self, "group_spreads", tuple(self.group_spreads))
             if not self.per_group:
                 raise ValueError(

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.checks import require_kind
+from hdet.checks import is_list, require_kind
 from hdet.explore.hyperparameters import Hyperparameter, LearningRate, OptimizerField
 from hdet.explore.slots import SlotWriter
 from hdet.explore.tunable import Tunable
-from hdet.weak_hook import weak_hook
+from hdet.weak_hook import WeakHook
 
 
 def hyperparameters_of(explore: Any, *, may_be_empty: bool = False) -> list[Hyperparameter]:
@@ -22,9 +22,8 @@ def hyperparameters_of(explore: Any, *, may_be_empty: bool = False) -> list[Hype
     Traceback (most recent call last):
     TypeError: explore must be a list of hyperparameters, got 'lr' of type str: write [hdet.LearningRate()]
     """
-    is_list = isinstance(explore, Sequence) and not isinstance(explore, str)
-    require_kind("explore must be a list of hyperparameters", explore, is_list, _remedy(explore))
-    if not explore and not may_be_empty:
+    require_kind("explore must be a list of hyperparameters", explore, is_list(explore), _remedy(explore))
+    if not (len(explore) or may_be_empty):
         raise ValueError(
             "explore must name at least one hyperparameter, got none: leave it out for the default"
         )
@@ -142,8 +141,8 @@ class ExploredValues:
     def watch(self, optimizer: Optimizer) -> list[Any]:
         """Keep the optimizer's checkpoints free of multipliers; returns the handles that end it."""
         return [
-            optimizer.register_state_dict_post_hook(weak_hook(self._optimizer_saved)),
-            optimizer.register_load_state_dict_post_hook(weak_hook(self._optimizer_loaded)),
+            optimizer.register_state_dict_post_hook(WeakHook(self._optimizer_saved)),
+            optimizer.register_load_state_dict_post_hook(WeakHook(self._optimizer_loaded)),
         ]
 
     def _optimizer_saved(self, _: Optimizer, state_dict: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from hdet.checks import require_number
+from hdet.checks import is_list, require_kind, require_number
 
 Priors = tuple[tuple[float, float, float], ...]
 """What is known of ln(best learning rate / start): weight, mean and deviation of each part."""
@@ -84,6 +84,9 @@ class Thermostat:
 
     def __post_init__(self) -> None:
         require_number("target", self.target, above=0)
+        must = "priors must be a list of (weight, mean, deviation), or None"
+        is_right = is_list(self.priors) and all(is_list(p) and len(p) == 3 for p in self.priors or ())
+        require_kind(must, self.priors, self.priors is None or is_right)
         for weight, mean, deviation in self.priors or ():
             require_number("weight of priors", weight, above=0)
             require_number("mean of priors", mean)

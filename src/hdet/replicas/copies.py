@@ -323,6 +323,24 @@ def restore_generators(states: dict[str, Tensor]) -> None:
 
 
 @contextmanager
+def keeping_generators(batches: Any) -> Iterator[None]:
+    """Put the generators of a DataLoader and of its samplers back after the block."""
+    kept = [(generator, generator.get_state()) for generator in _generators_of(batches)]
+    try:
+        yield
+    finally:
+        for generator, state in kept:
+            generator.set_state(state)
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    sampler, batch_sampler = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    holders = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+    held = [getattr(holder, "generator", None) for holder in holders]
+    return [generator for generator in held if isinstance(generator, torch.Generator)]
+
+
+@contextmanager
 def same_draws() -> Iterator[None]:
     """Let torch draw the same random numbers in every such block, and go on after it as if there was none.
 

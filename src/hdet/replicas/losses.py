@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.checks import shown
+from hdet.errors import bad_argument
 from hdet.replicas.tensors import widest_float
 
 _EXAMPLE = "write def loss(model, batch): return cross_entropy(model(batch[0]), batch[1])"
@@ -56,6 +57,11 @@ def first_loss(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: A
             if sys.version_info >= (3, 11):
                 error.add_note(f"hdet called loss(model, batch), with the model first and {shown(batch)}")
             raise
+        if "more than 1 value per channel" in str(error):
+            remedy = "use a larger batch_size, and drop_last=True"
+            raise bad_argument(
+                "batches", "must hold 2 examples or more for BatchNorm", "1", remedy
+            ) from error
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
         kind = next((k for k in (TypeError, RuntimeError) if isinstance(error, k)), ValueError)
         raise kind(

@@ -24,7 +24,8 @@ from torch.optim import (
 )
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import shown
+from hdet.checks import require_count, shown
+from hdet.errors import bad_argument
 
 _ADAPTIVE = (ASGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop)
 """They add weight decay to the gradient unless a group says otherwise."""
@@ -144,6 +145,14 @@ def release(optimizer: Optimizer) -> None:
 def peak_rate(group: Mapping[str, Any]) -> float:
     """The learning rate that was asked for in a parameter group: the peak, where a schedule writes there."""
     return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+
+
+def require_resumable(optimizer: Optimizer, last_epoch: int, key: str = "initial_lr") -> None:
+    """Raise where a schedule shall go on with an optimizer that none has driven."""
+    require_count("last_epoch", last_epoch, at_least=-1)
+    if last_epoch >= 0 and any(key not in group for group in optimizer.param_groups):
+        must = "must be -1 for an optimizer that no such schedule has driven"
+        raise bad_argument("last_epoch", must, str(last_epoch), "leave it out, and load a state_dict")
 
 
 def remember_search(optimizer: Optimizer, asked: Sequence[float], found: Sequence[float]) -> None:

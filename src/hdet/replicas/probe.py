@@ -10,12 +10,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.nn.parameter import is_lazy
 
 from hdet.checks import require_batches, require_kind, shown
 from hdet.errors import bad_argument
 from hdet.method.weight_decay import NUM_PARTS
-from hdet.replicas.copies import same_draws
+from hdet.replicas.copies import keeping_generators, same_draws
 from hdet.replicas.losses import evaluating, first_loss, scalar_of
 from hdet.replicas.optimizers import without_ddp
 from hdet.replicas.rows import size_of, split
@@ -48,7 +47,7 @@ class Probe:
     def __init__(self, batches: Iterable[Any], loss: Callable[[nn.Module, Any], Tensor]) -> None:
         require_batches(batches, REMEDY, (Mapping, Tensor))
         require_kind("loss must be a function loss(model, batch)", loss, callable(loss), REMEDY)
-        with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed
+        with torch.random.fork_rng(devices=[]), keeping_generators(batches):  # a DataLoader draws a seed
             held = list(batches)
         self.num_examples = sum(map(size_of, held))
         """Examples of this rank."""
@@ -125,7 +124,11 @@ def probe_of(
         return given
     is_batch = isinstance(given, (tuple, Tensor, Mapping))
     if loss is not None and isinstance(given, Iterable) and not (is_batch or isinstance(given, str)):
-        return Probe(given, loss)
+        try:
+            return Probe(given, loss)
+        except (TypeError, ValueError) as error:
+            error.args = (f"probe {error}",)  # else it would name other batches
+            raise
     also = ", held-out batches such as a DataLoader or a list of them," if loss is not None else ""
     remedy = "write [batch]" if loss is not None and is_batch else REMEDY
     must = f"must be an hdet.Probe{also} or None"
@@ -145,7 +148,7 @@ def require_scorable(replicas: Replicas) -> None:
     leaves the others waiting there, as it would in the run.
     """
     probe, model = replicas.probe, replicas.model
-    if probe is None or model is None or any(p.is_meta or is_lazy(p) for p in model.parameters()):
+    if probe is None or model is None or any(p.is_meta for p in model.parameters()):
         return  # it has no weights yet
     # A buffer that the model puts in the place of another stays: in evaluation it is a cache that has grown.
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

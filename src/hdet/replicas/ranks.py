@@ -45,7 +45,7 @@ from hdet.replicas.tensors import (
     sharded_like,
 )
 from hdet.replicas.warm_start import Norm, add_noise, was_warm_started
-from hdet.weak_hook import weak_hook
+from hdet.weak_hook import WeakHook
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class RankReplicas:
                     "ask for it, use the same seed on every rank"
                 )
         self._step_made = step_made
-        self._hooks = [self.optimizer.register_step_post_hook(weak_hook(self._optimizer_stepped))]
+        self._hooks = [self.optimizer.register_step_post_hook(WeakHook(self._optimizer_stepped))]
         return not self._has_parted
 
     def _optimizer_stepped(self, optimizer: Optimizer, *_: Any) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hdet.replicas.optimizers import partitioning_layer
+from hdet.replicas.tensors import parameters_of, require_initialized
 
 Use = Literal["always", "differ", "search"]
 """When something is refused: always, where replicas differ, or in a search."""
@@ -141,6 +142,7 @@ def require_supported(layers: Sequence[Optimizer], model: nn.Module | None) -> N
     """
     refuse("optimizer", layers, OPTIMIZERS)
     refuse("model", [] if model is None else model.modules(), MODELS)
+    require_initialized([*parameters_of(layers[-1]), *(() if model is None else model.parameters())])
     if partitioning_layer(layers) is not None:  # what it trains may be parts that it has cut out itself
         return
     held = {id(p) for group in layers[-1].param_groups for p in group["params"]}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import AdamW, Optimizer
+
+from hdet.errors import bad_argument
 
 
 def accelerator() -> torch.device | None:
@@ -158,6 +161,13 @@ def sharded_like(part: Tensor, owner: Any) -> Tensor:
 def parameters_of(optimizer: object) -> list[Tensor]:
     """List what an optimizer trains; nothing for what is none."""
     return [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+
+
+def require_initialized(parameters: Iterable[Tensor]) -> None:
+    """Raise where a lazy module has not made its parameters yet."""
+    if count := sum(map(is_lazy, set(parameters))):
+        must, got = "must have its parameters", f"{count} of lazy modules that have no shape yet"
+        raise bad_argument("model", must, got, "call it once on a batch, then build the optimizer")
 
 
 def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> list[Tensor]:

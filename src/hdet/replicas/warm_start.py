@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hdet.checks import require_choice, require_count, require_kind, require_number
 from hdet.method.fan_out import derived_seed, noise_std
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import is_sharded, local_part, whole, widest_float
+from hdet.replicas.tensors import is_sharded, local_part, require_initialized, whole, widest_float
 
 Norm = Literal["tensor", "global"]
 
@@ -55,6 +55,7 @@ def warm_start(
     True
     """
     require_kind("model must be a torch.nn.Module", model, isinstance(model, nn.Module))
+    require_initialized(model.parameters())
     index = ReplicaGroup.of(process_group).index if replica is None else replica
     require_count("replica", index, at_least=0)
     require_count("seed", seed, at_least=0)

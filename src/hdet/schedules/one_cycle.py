@@ -16,7 +16,7 @@ from hdet.errors import HdetError, warn
 from hdet.explore import LearningRate
 from hdet.method.controller import Controller, first_controlled_sync, num_controlled_rounds
 from hdet.replicas import ReplicaGroup
-from hdet.replicas.optimizers import plain_optimizer, unchanged_on_error
+from hdet.replicas.optimizers import plain_optimizer, require_resumable, unchanged_on_error
 from hdet.schedules.one_cycle_arguments import (
     as_list,
     check_momentum,
@@ -124,6 +124,7 @@ class OneCycleAutoLR(OneCycleLR, Closing):
         check_momentum(optimizer, cycle_momentum, base_momentum, max_momentum)
         check_phases(pct_start, total_steps, require_flag("three_phase", three_phase))
         check_ranges(given)
+        require_resumable(optimizer, last_epoch, "max_lr")
         if rank >= world_size and not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 f"rank must be below world_size={world_size}, got {rank}: leave both out, they are taken "

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.checks import require_count, require_flag, require_number
+from hdet.checks import is_list, require_count, require_flag, require_number
 
 _SHARE = {"at_least": 0, "below": 1}
 _NUMBERS: dict[str, dict[str, Any]] = {
@@ -18,16 +18,20 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "lr_of_lr": {"above": 0},
     "momentum_of_lr": _SHARE,
 }
-_COUNTS = {"last_epoch": -1, "model_sync_interval": 1, "auto_lr_warmup_steps": 0, "world_size": 1, "rank": 0}
-"""The least that each may be."""
+_COUNTS: Mapping[str, Any] = {
+    "model_sync_interval": {},
+    "auto_lr_warmup_steps": {"at_least": 0},
+    "world_size": {"at_most": 2**16},
+    "rank": {"at_least": 0},
+}
 
 
 def check_ranges(told: Mapping[str, Any]) -> None:
     """Raise where one of the plain numbers is out of its range."""
     for name, limits in _NUMBERS.items():
         require_number(name, told[name], **limits)
-    for name, at_least in _COUNTS.items():
-        require_count(name, told[name], at_least=at_least)
+    for name, limits in _COUNTS.items():
+        require_count(name, told[name], **limits)
 
 
 def as_list(value: float | Sequence[float]) -> float | list[float]:
@@ -37,7 +41,7 @@ def as_list(value: float | Sequence[float]) -> float | list[float]:
 
 def per_group(name: str, value: object, num_groups: int, **limits: Any) -> list[float]:
     """Check a number, or one for each parameter group."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if is_list(value):
         if len(value) != num_groups:
             raise ValueError(
                 f"{name} must be a number or one per parameter group, got {len(value)} for {num_groups} "

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import require_kind, require_number
+from hdet.checks import is_list, require_kind, require_number
 from hdet.explore import ExploredValues, Hyperparameter, LearningRate
 from hdet.explore.values import hyperparameters_of
 from hdet.records import RoundRecord, read_records
-from hdet.replicas.optimizers import plain_optimizer
+from hdet.replicas.optimizers import plain_optimizer, require_resumable
 from hdet.round_record import is_learning_rate
-from hdet.weak_hook import Closing, weak_hook
+from hdet.weak_hook import Closing, WeakHook
 
 _WIDEST = 2.0
 """A group's spread is at most this times the common one, and at least the common one over this."""
@@ -41,11 +41,10 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     >>> export_schedule([record])
     {'lr': [0.1, 0.2, 0.3]}
     """
-    if isinstance(records, (str, Path)):
-        raise TypeError(
-            f"records must be the records of a run, got the path {str(records)!r}: pass "
-            f"hdet.read_records({str(records)!r})"
-        )
+    is_path = isinstance(records, (str, Path))
+    remedy = f"pass hdet.read_records({str(records)!r})" if is_path else "pass an hdet.Records"
+    is_right = isinstance(records, Iterable) and not is_path
+    require_kind("records must be the records of a run", records, is_right, remedy)
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
     for record in records:
@@ -94,6 +93,7 @@ class ReplayLR(LRScheduler, Closing):
         explore: Sequence[Hyperparameter] = (),
     ) -> None:
         optimizer = plain_optimizer(optimizer)
+        require_resumable(optimizer, last_epoch)
         schedule = _checked(schedule)
         # In the order of the groups: lr.GROUP each on its own, or lr, lr[1], ... on one tunable.
         lrs = [values for name, values in schedule.items() if is_learning_rate(name)]
@@ -104,7 +104,7 @@ class ReplayLR(LRScheduler, Closing):
                 f"{sorted(schedule)} for {num_groups} groups: build the groups that were trained"
             )
         self.lrs = lrs * num_groups if len(lrs) == 1 else lrs
-        self._values = ExploredValues(hyperparameters_of(explore) if explore else [], optimizer)
+        self._values = ExploredValues(hyperparameters_of(explore, may_be_empty=True), optimizer)
         names = [tunable.name for tunable in self._values.tunables]
         missing = [name for name in names if name not in schedule]
         if missing:
@@ -112,7 +112,7 @@ class ReplayLR(LRScheduler, Closing):
                 f"explore must name what the schedule holds, got {missing} beside {sorted(schedule)}"
             )
         self._others = {name: schedule[name] for name in names}
-        optimizer.register_load_state_dict_post_hook(weak_hook(self._find_slots_again))
+        optimizer.register_load_state_dict_post_hook(WeakHook(self._find_slots_again))
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -154,8 +154,8 @@ def _checked(schedule: Any) -> dict[str, list[float]]:
     require_kind(must, schedule, isinstance(schedule, Mapping))
     checked: dict[str, list[float]] = {}
     for name, values in schedule.items():
-        is_list = isinstance(values, Sequence) and not isinstance(values, str)
-        require_kind(f"schedule[{name!r}] must be a list of numbers, one for each step", values, is_list)
+        must = f"schedule[{name!r}] must be a list of numbers, one for each step"
+        require_kind(must, values, is_list(values))
         lowest = 0.0 if is_learning_rate(name) else -math.inf
         checked[name] = [
             require_number(f"schedule[{name!r}][{i}]", value, at_least=lowest)
@@ -219,6 +219,10 @@ def prior_from(runs: Iterable[str | Path | Sequence[RoundRecord]], *, spread: fl
     [0.15, 0.15, 0.05]
     """
     require_number("spread", spread, above=0, below=1)
+    require_kind("runs must be a list of runs", runs, is_list(runs))
+    for run in runs:
+        is_run = isinstance(run, (str, Path, Iterable))
+        require_kind("runs must hold paths, or the records of each run", run, is_run)
     schedules = [_learning_rates(run) for run in runs]
     if not schedules:
         raise ValueError("runs must hold at least one run, got none")

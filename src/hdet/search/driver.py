@@ -21,6 +21,8 @@ Batch = TypeVar("Batch")
 
 _MOST_STEPS = 10**8
 """A larger number is none of optimizer steps. The search would take a million of them."""
+_HIGHEST = 1e9
+"""Of a learning rate to start from. The search multiplies it, and torch's numbers end at 1e38."""
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
 
@@ -225,6 +227,6 @@ def require_length(total_steps: int) -> None:
 def require_guess(name: str, asked: Sequence[float]) -> None:
     """Raise where a search has no learning rate to start from."""
     for value in asked:
-        require_number(name, value, at_least=0)
+        require_number(name, value, at_least=0, at_most=_HIGHEST)
     if not any(asked):
         raise bad_argument(name, "must be above 0", "0 in all", "give any guess")

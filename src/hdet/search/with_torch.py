@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from torch.optim import Adagrad, Optimizer
 from hdet.checks import require_flag, require_kind, require_number
 from hdet.errors import bad_argument
 from hdet.replicas.average import Averager
-from hdet.replicas.copies import ALONE, same_draws
+from hdet.replicas.copies import ALONE, keeping_generators, same_draws
 from hdet.replicas.exchange import exchange, exchange_with_all, raising_together, require_same_settings
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
@@ -115,8 +115,12 @@ def find_lr(
     trainee = _TorchTrainee(module, optimizer, loss, clip_norm, everyone, asked)
     try:
         # A sharded model makes every step on all ranks together. Otherwise a trial belongs to one rank.
-        own = nullcontext() if everyone.within else own_statistics(module)
-        with own, ProgressLine(progress and everyone.is_writer) as line:
+        with (
+            nullcontext() if everyone.within else own_statistics(module),
+            keeping_generators(batches),
+            _no_copies_of_weights(),
+            ProgressLine(progress and everyone.is_writer) as line,
+        ):
             found = Search(
                 trainee,
                 endless(batches),
@@ -379,6 +383,18 @@ class _TorchTrainee:
     def _of_all(self, value: float) -> list[float]:
         """Gather the number of every rank."""
         return [x for (x,) in exchange_with_all(self._everyone, [value])]
+
+
+@contextmanager
+def _no_copies_of_weights() -> Iterator[None]:
+    """Let an autocast around the search keep no copies of weights: they would be those of its first step."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _digest(batch: Any) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hdet.checks import require_kind
+from hdet.checks import is_list, require_kind
 from hdet.errors import bad_argument
 from hdet.explore import ExploredValues
 from hdet.method.controller import Controller
@@ -183,8 +183,8 @@ def controllers_of(controllers: Any) -> tuple[AnyController, ...]:
     Traceback (most recent call last):
     TypeError: controllers must be a list of controllers, got a value of type Guard: write [hdet.Guard()]
     """
-    is_list = isinstance(controllers, Sequence) and not isinstance(controllers, str)
-    require_kind("controllers must be a list of controllers", controllers, is_list, _remedy(controllers))
+    remedy = _remedy(controllers)
+    require_kind("controllers must be a list of controllers", controllers, is_list(controllers), remedy)
     for controller in controllers:
         is_one = isinstance(controller, AnyController)
         require_kind("controllers must hold controllers", controller, is_one, _remedy(controller))
