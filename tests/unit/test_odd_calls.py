@@ -124,6 +124,26 @@ def test_a_schedule_goes_on_only_where_one_was(last_epoch):
         hdet.ReplayLR(trained()[1], {"lr": [0.1] * 9}, last_epoch=last_epoch)
 
 
+@pytest.mark.parametrize("controllers", [[], [hdet.Thermostat()]], ids=["alone", "thermostat"])
+@pytest.mark.parametrize("at", [10, 395])
+def test_a_parameter_that_is_thawed_and_not_held_by_the_optimizer_is_named(controllers, at):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
+    probe = hdet.Probe(data(), loss_of) if controllers else None
+    auto = hdet.AutoLR(optimizer, total_steps=400, model=model, controllers=controllers, probe=probe)
+    with pytest.raises(
+        hdet.HdetError, match="4 parameters are trained now, but 2 were when the ensemble was"
+    ):
+        for step in range(400):
+            model[0].requires_grad_(step >= at)
+            loss = loss_of(model, data()[0])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            auto.step(loss)
+
+
 @pytest.mark.parametrize("count", [10**9, 10**30])
 def test_counts_that_no_machine_can_hold_are_refused(count):
     model, optimizer = trained()

@@ -8,16 +8,20 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store  # pyright: ignore[reportPrivateUsage]
+from torch.optim import Optimizer
 
 from hdet.errors import ConfigurationMismatchError, ReplicaMissingError
 from hdet.replicas.group import ReplicaGroup
-from hdet.replicas.tensors import digest, widest_float
+from hdet.replicas.optimizers import group_values
+from hdet.replicas.tensors import digest, layout_text, local_part, names_of, widest_float
 
 _log = logging.getLogger(__name__)
 
@@ -193,6 +197,19 @@ def require_same_settings(
             )
 
 
+def require_same_training(
+    group: ReplicaGroup,
+    settings: Mapping[str, object],
+    optimizer: Optimizer,
+    model: nn.Module | None,
+    trained: Sequence[Tensor],
+    buffers: Sequence[Tensor] = (),
+) -> None:
+    """Raise, too, if optimizers or the order of what they train differ: layers would be mixed."""
+    layout = layout_text([*map(local_part, trained), *buffers], names_of(trained, optimizer, model))
+    require_same_settings(group, settings, {"parameters": layout, **group_values(optimizer)})
+
+
 def _texts_that_differ(group: ReplicaGroup, joined: dist.ProcessGroup, text: str, what: str) -> list[str]:
     """Return every process's text, or nothing where all have the same. Collective."""
     seen = gather(group, joined, [[digest(text), float(len(text.encode()))]], what)
@@ -202,6 +219,31 @@ def _texts_that_differ(group: ReplicaGroup, joined: dist.ProcessGroup, text: str
     size = int(max(length for _, length in seen))
     rows = gather(group, joined, [list(text.encode().ljust(size, b" "))], what)
     return [bytes(map(int, row)).decode(errors="replace").strip() for row in rows]
+
+
+_num_tellings: dict[str, int] = {}
+"""By process group. Blocks are collective, so that all replicas count alike."""
+
+
+def telling_failures(group: ReplicaGroup) -> ReplicaGroup:
+    """Give the same group, whose replicas are told within :func:`telling_others` why another has failed."""
+    if not group.joins:
+        return group
+    name = group.joins[-1].group_name
+    _num_tellings[name] = count = _num_tellings.get(name, 0) + 1
+    return replace(group, failures=f"hdet/failed/{count}")
+
+
+@contextmanager
+def telling_others(group: ReplicaGroup) -> Iterator[None]:
+    """Tell those who wait for this replica if the block fails, so that they do not wait for long."""
+    try:
+        yield
+    except BaseException as error:
+        for joined in group.joins:
+            text = f"replica {group.index} has failed ({type(error).__name__}: {error})"
+            _get_default_store().set(f"{group.failures}/{joined.group_name}", text)
+        raise
 
 
 # --- waiting -----------------------------------------------------------------------------------------
@@ -232,7 +274,7 @@ def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what
         joined: who takes part.
         what: the replicas wait for, in words.
     """
-    if _completes(work, group, group.patience, what):
+    if _completes_or_failed(work, group, joined, group.patience, what):
         return
     began, look, count = time.monotonic(), group.patience / _LOOKS, 0
     seen: dict[int, bytes] = {}
@@ -251,8 +293,29 @@ def wait_for_all(work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, what
                 _log.error("%s", _sentence(missing, what, waited))
         if waited > _RAISES_AFTER * group.patience:
             raise ReplicaMissingError(f"{_sentence(missing, what, waited)}. {_REMEDY}")
-        if _completes(work, group, look, what):
+        if _completes_or_failed(work, group, joined, look, what):
             return
+
+
+def _completes_or_failed(
+    work: Any, group: ReplicaGroup, joined: dist.ProcessGroup, seconds: float, what: str
+) -> bool:
+    """Wait, and raise where another has told that it failed."""
+    if not group.failures:
+        return _completes(work, group, seconds, what)
+    store, key = _get_default_store(), f"{group.failures}/{joined.group_name}"
+    for _ in range(math.ceil(seconds)):
+        error = None
+        try:
+            if _completes(work, group, 1.0, what):
+                return True
+        except RuntimeError as lost:  # the process of the one that failed is gone
+            error = lost
+        if store.check([key]):
+            raise ReplicaMissingError(f"{store.get(key).decode()}, so {what} cannot be completed") from error
+        if error is not None:
+            raise error
+    return False
 
 
 def _completes(work: Any, group: ReplicaGroup, seconds: float, what: str) -> bool:

@@ -93,9 +93,10 @@ def finite_mean_hook(
     """
     group = process_group if process_group is not None else dist.group.WORLD
     gradient = bucket.buffer()
-    is_finite = torch.isfinite(gradient).all()
+    values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001
+    is_finite = torch.isfinite(values).all()
     # A product would keep NaN (0 * NaN is NaN): select instead.
-    gradient.copy_(torch.where(is_finite, gradient, torch.zeros_like(gradient)))
+    values.copy_(torch.where(is_finite, values, torch.zeros_like(values)))
     size = dist.get_world_size(group)
     gradient.div_(size)  # before the sum, so that half precisions do not overflow
     num_finite = is_finite.to(torch.float32).reshape(1)

@@ -48,6 +48,9 @@ class ReplicaGroup:
     patience: float = field(default=60.0, repr=False)
     """Seconds to wait for a replica at an exchange, until it is named."""
 
+    failures: str = field(default="", repr=False)
+    """Key in the store of the processes, under which a replica that fails tells why; empty if none does."""
+
     traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
     """Counts the bytes that this process has sent."""
 

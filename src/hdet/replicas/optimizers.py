@@ -147,6 +147,17 @@ def peak_rate(group: Mapping[str, Any]) -> float:
     return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
 
+def group_values(optimizer: Optimizer) -> dict[str, object]:
+    """Name what ranks must have in common of an optimizer: its class, and each plain value of its groups."""
+    told: dict[str, object] = {"optimizer": type(optimizer).__name__}
+    for i, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            plain = value.tolist() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if isinstance(plain, (int, float, str, tuple)):
+                told[f"{name} of group {i}"] = plain
+    return told
+
+
 def require_resumable(optimizer: Optimizer, last_epoch: int, key: str = "initial_lr") -> None:
     """Raise where a schedule shall go on with an optimizer that none has driven."""
     require_count("last_epoch", last_epoch, at_least=-1)

@@ -22,13 +22,18 @@ from hdet.replicas.exchange import (
     exchange_within,
     joined_checksum,
     require_in_step,
-    require_same_settings,
+    require_same_training,
 )
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Equality, Health, Verdict, heal
 from hdet.replicas.losses import LossMeter, LossSum, evaluating
-from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner, without_ddp
+from hdet.replicas.optimizers import (
+    partitioning_layer,
+    refresh_masters,
+    state_owner,
+    without_ddp,
+)
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
 from hdet.replicas.probe import Probe, batch_statistics, losses_of, scaled
 from hdet.replicas.tensors import (
@@ -120,8 +125,8 @@ class RankReplicas:
 
     def require_same(self, settings: Mapping[str, object]) -> None:
         """Raise on every replica if settings or layouts of parameters differ between them. Collective."""
-        layout = layout_text(self.weights() + self._buffers.tensors)
-        require_same_settings(self.group, settings, here={"parameters": layout})
+        trained = self._averaged.now(), self._buffers.tensors
+        require_same_training(self.group, settings, self.optimizer, self.model, *trained)
 
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set on any replica. Collective."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import AdamW, Optimizer
 
-from hdet.errors import bad_argument
+from hdet.errors import HdetError, bad_argument
 
 
 def accelerator() -> torch.device | None:
@@ -220,7 +220,13 @@ class AveragedTensors:
         of_model = self._of_model.now()
         seen = [of_model, *parameters_of(self._optimizer), *[p.requires_grad for p in of_model]]
         if not _are_same(seen, self._seen):
-            self._seen, self._tensors = seen, averaged_tensors(self._optimizer, self._model)
+            tensors = averaged_tensors(self._optimizer, self._model)
+            if self._seen and len(tensors) != len(self._tensors):
+                raise HdetError(
+                    f"{len(tensors)} parameters are trained now, but {len(self._tensors)} were when the "
+                    "ensemble was built: give the optimizer all parameters, and set requires_grad, before"
+                )
+            self._seen, self._tensors = seen, tensors
             self._are_sharded = any(map(is_sharded, self._tensors))
         return self._tensors
 
@@ -298,10 +304,12 @@ def digest(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
-def layout_text(tensors: Sequence[Tensor]) -> str:
-    """A description that is equal where the tensors can be averaged with each other."""
+def layout_text(tensors: Sequence[Tensor], names: Sequence[str] = ()) -> str:
+    """A description that is equal where the tensors, of these names, can be averaged with each other."""
     layout = digest(repr([(tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors]))
-    return f"{len(tensors)} tensors, {sum(t.numel() for t in tensors)} elements, layout {int(layout):012x}"
+    order = f", order {int(digest(repr(names))):012x}" if names else ""
+    number = sum(t.numel() for t in tensors)
+    return f"{len(tensors)} tensors, {number} elements, layout {int(layout):012x}{order}"
 
 
 def names_of(tensors: Sequence[Tensor], optimizer: Optimizer, model: nn.Module | None) -> list[str]:

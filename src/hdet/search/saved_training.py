@@ -159,3 +159,15 @@ def own_statistics(model: nn.Module) -> Iterator[None]:
             del module.forward
         for module, forward in wrapped.items():  # somebody had put it into this module alone
             module.forward = forward
+
+
+@contextmanager
+def no_copies_of_weights() -> Iterator[None]:
+    """Let an autocast around the search keep no copies of weights: they would be those of its first step."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Adagrad, Optimizer
@@ -22,25 +22,31 @@ from hdet.checks import require_flag, require_kind, require_number
 from hdet.errors import bad_argument
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, keeping_generators, same_draws
-from hdet.replicas.exchange import exchange, exchange_with_all, raising_together, require_same_settings
+from hdet.replicas.exchange import (
+    exchange,
+    exchange_with_all,
+    raising_together,
+    require_same_training,
+    telling_failures,
+    telling_others,
+)
 from hdet.replicas.gradients import mesh_of_replicas
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.losses import first_loss, scalar_of
 from hdet.replicas.optimizers import optimizer_layers, peak_rate, remember_search, require_free, without_ddp
 from hdet.replicas.probe import ProbeOrBatches, probe_of
 from hdet.replicas.refusals import OPTIMIZERS, refuse, require_supported
-from hdet.replicas.rows import size_of, split
-from hdet.replicas.tensors import clip_gradients, local_part, parameters_of, reshard
+from hdet.replicas.rows import digest_of, size_of, split
+from hdet.replicas.tensors import averaged_tensors, clip_gradients, local_part, parameters_of, reshard
 from hdet.search.decisions import least_examples, num_parts, trial_shape
 from hdet.search.driver import Search, endless, require_guess, require_length
 from hdet.search.found import FoundLR, set_rate
 from hdet.search.progress import ProgressLine
-from hdet.search.saved_training import SavedTraining, own_statistics
+from hdet.search.saved_training import SavedTraining, no_copies_of_weights, own_statistics
 from hdet.search.trial_rows import train_rows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
 
 _log = logging.getLogger(__name__)
 
@@ -111,14 +117,17 @@ def find_lr(
         module = without_ddp(model)
         asked = [peak_rate(group) for group in optimizer.param_groups]
         require_guess("optimizer's lr", asked)
-    require_same_settings(everyone, {"total_steps": total_steps, "clip_norm": clip_norm, "lr": asked})
+    told, trained = {"total_steps": total_steps, "clip_norm": clip_norm}, averaged_tensors(optimizer, module)
+    require_same_training(everyone, told, optimizer, module, trained)
+    everyone = telling_failures(everyone)
     trainee = _TorchTrainee(module, optimizer, loss, clip_norm, everyone, asked)
     try:
         # A sharded model makes every step on all ranks together. Otherwise a trial belongs to one rank.
         with (
             nullcontext() if everyone.within else own_statistics(module),
             keeping_generators(batches),
-            _no_copies_of_weights(),
+            telling_others(everyone),
+            no_copies_of_weights(),
             ProgressLine(progress and everyone.is_writer) as line,
         ):
             found = Search(
@@ -176,7 +185,7 @@ class _TorchTrainee:
         smallest = int(min(self._of_all(float(size_of(batch)))))
         self._num_parts = num_parts(self._group.count, smallest)
         # The ranks of a sharded model that see other data make a trial together.
-        num_together = len(set(self._of_all(_digest(batch)))) if self._is_shared else 1
+        num_together = len(set(self._of_all(digest_of(batch)))) if self._is_shared else 1
         joint = self._group.count * num_together * smallest
         # BatchNorm has the statistics of what a rank sees by itself.
         least = _LEAST_FOR_BATCH_NORM if self._has_batch_norm else -(-least_examples(joint) // num_together)
@@ -238,7 +247,7 @@ class _TorchTrainee:
                 gains.append(score - before)
         # Each rank may have scored on data of its own: what its trials gained on it can be compared.
         rows = exchange(self._group, [before, *gains])
-        level = _mean([row[0] for row in rows])
+        level = fmean([row[0] for row in rows])
         scores = list[float]()
         for start in range(1, len(rows[0]), num_here):
             for row in rows:
@@ -333,14 +342,16 @@ class _TorchTrainee:
                     "loss", "must return a tensor that gradients flow through", "one without", remedy
                 )
             loss.backward()
-        value = loss.item()
+        value = self._mean(loss.item(), is_joint=averager is not None)
         if averager is not None and is_joint:
             trained = [p for p in self.saved.parameters if p.requires_grad]
             for p in trained:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
+                elif p.grad.is_sparse:
+                    must = "must have dense gradients on several ranks"
+                    raise bad_argument("model", must, "sparse ones", "set sparse=False")
             averager.average_([local_part(p.grad) for p in trained if p.grad is not None])
-        value = self._mean(value, is_joint=averager is not None)
         if self._clip_norm is not None:
             norm = clip_gradients(self.saved.parameters, self._clip_norm)
             if averager is not None:
@@ -370,7 +381,7 @@ class _TorchTrainee:
         self._model.eval()
         for norm in norms:  # their running statistics need more steps than a trial has
             norm.train()
-        value = _mean([self._loss_of(batch).item() for batch in batches])
+        value = fmean([self._loss_of(batch).item() for batch in batches])
         self.saved.train()
         reshard(self._model)
         value = self._mean(value, is_joint=is_joint)
@@ -378,30 +389,8 @@ class _TorchTrainee:
 
     def _mean(self, value: float, *, is_joint: bool = False) -> float:
         """Average over all ranks that have made it together."""
-        return _mean(self._of_all(value)) if is_joint or self._is_shared else value
+        return fmean(self._of_all(value)) if is_joint or self._is_shared else value
 
     def _of_all(self, value: float) -> list[float]:
         """Gather the number of every rank."""
         return [x for (x,) in exchange_with_all(self._everyone, [value])]
-
-
-@contextmanager
-def _no_copies_of_weights() -> Iterator[None]:
-    """Let an autocast around the search keep no copies of weights: they would be those of its first step."""
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-def _digest(batch: Any) -> float:
-    """Give a number that tells batches apart."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    return math.fsum(tensor.double().nan_to_num().sum().item() for tensor in tensors)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
