@@ -325,7 +325,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_stateful(part: Any) -> bool:
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+    has_both = all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+    return has_both and not isinstance(part, type)
 
 
 def _require_fit(part: Any, state: Any) -> None:

@@ -102,13 +102,14 @@ def test_what_is_driven_is_not_pickled():
     pickle.dumps((model, optimizer))
 
 
-@pytest.mark.parametrize("kind", ["function", "generator", "lock", "random"])
+@pytest.mark.parametrize("kind", ["function", "generator", "lock", "random", "class"])
 def test_a_part_that_cannot_be_saved_is_named(tmp_path, kind):
     part = {
         "function": lambda: 0,
         "generator": (x for x in ()),
         "lock": threading.Lock(),
         "random": torch.Generator(),
+        "class": nn.Linear,
     }[kind]
     with pytest.raises(TypeError, match=r"^thing must hold tensors, numbers, texts, and lists and"):
         hdet.save_checkpoint(tmp_path, step=1, thing=part, other=1.0)

@@ -274,7 +274,7 @@ def problem_of(error: BaseException, names: Mapping[str, Any]) -> str:
     if isinstance(error, (hdet.HdetError, OSError)):
         return ""
     told = str(error)
-    if any("hdet called loss(model, batch)" in note for note in getattr(error, "__notes__", ())):
+    if any("called loss(model, batch)" in note for note in getattr(error, "__notes__", ())):
         return ""  # an error of torch, about a batch that the model cannot take
     if not isinstance(error, (ValueError, TypeError)):
         return "of another kind"

@@ -43,7 +43,7 @@ def export_schedule(records: Iterable[RoundRecord]) -> dict[str, list[float]]:
     """
     is_path = isinstance(records, (str, Path))
     remedy = f"pass hdet.read_records({str(records)!r})" if is_path else "pass an hdet.Records"
-    is_right = isinstance(records, Iterable) and not is_path
+    is_right = isinstance(records, Iterable) and not (is_path or hasattr(records, "shape"))
     require_kind("records must be the records of a run", records, is_right, remedy)
     schedule: dict[str, list[float]] = {}
     step, last = 0, None
