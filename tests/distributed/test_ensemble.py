@@ -185,17 +185,19 @@ def test_different_settings_are_named_on_every_rank(what: str) -> None:
 
 
 def different_bases(rank: int) -> str:
-    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1 + 0.01 * rank)
-    ensemble = hdet.Ensemble(optimizer, sync_every=1)
-    optimizer.step()
+    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + rank * step)
+    ensemble = hdet.Ensemble(optimizer, scheduler=scheduler, sync_every=1)
     try:
-        ensemble.step(1.0)
+        for _ in range(2):
+            optimizer.step()
+            ensemble.step(1.0)
     except hdet.ConfigurationMismatchError as error:
         return str(error)
     return ""
 
 
-def test_different_bases_are_found_at_the_first_sync() -> None:
+def test_schedules_that_differ_are_found_at_the_next_sync() -> None:
     for text in run_replicas(different_bases, 2):
         assert "replicas must share the same base values" in text
 

@@ -62,7 +62,7 @@ def test_what_is_replayed_is_a_list() -> None:
 
 def test_records_that_are_none_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "records.jsonl", str(tmp_path / "records.jsonl")):
-        with pytest.raises(TypeError, match=r"records must be .* got the path .*: pass hdet.read_records\('"):
+        with pytest.raises(TypeError, match=r"records must be .*: pass hdet.read_records\('"):
             hdet.export_schedule(path)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"records must hold hdet.RoundRecord, got 3 of type int"):
         hdet.export_schedule([3])  # pyright: ignore[reportArgumentType]

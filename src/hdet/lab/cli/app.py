@@ -15,7 +15,7 @@ import typer
 import hdet
 from hdet.errors import bad_argument
 from hdet.lab.cli.ablate_command import ablate
-from hdet.lab.cli.options import FOLDER, Device, Jobs, Json, Quiet, TaskOptions, Track, takes
+from hdet.lab.cli.options import FOLDER, Device, Jobs, Json, Quiet, Ranks, TaskOptions, Track, takes
 from hdet.lab.cli.plan_command import plan
 from hdet.lab.cli.screen import Exit, Screen, number, numbers, usage_errors, write_report
 from hdet.lab.pool import stop_on_signal
@@ -47,6 +47,7 @@ def run(
         Path | None, typer.Option(**FOLDER, help="Folder of the run (default: a new one in runs/).")
     ] = None,
     name: Annotated[str, typer.Option(help="Name in the report (default: the folder's name).")] = "",
+    ranks: Ranks = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     track: Track = None,
     device: Device = "auto",
@@ -61,10 +62,12 @@ def run(
     the shared value (steer). The run ends with the mean of the weights of its last steps. Ctrl-C saves it,
     and `hdet resume` goes on.
     """
+    from hdet.lab.cli.processes import start_ranks
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.tasks.task import load_task, parse_options
     from hdet.lab.train.folder import RunFolder
 
+    start_ranks(ranks)
     screen = screen_of_rank(is_json, quiet)
     with usage_errors({*settings, "out", "device"}):
         options = parse_options(task_options or [])
@@ -101,6 +104,7 @@ def _free_path(path: Path) -> Path:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    ranks: Ranks = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python code that the folder names.")] = False,
     track: Track = None,
     device: Device = "auto",
@@ -111,9 +115,11 @@ def resume(
 
     It ends bit-exactly as it would have without the stop. A run without a checkpoint begins anew.
     """
+    from hdet.lab.cli.processes import start_ranks
     from hdet.lab.cli.run_command import RunCommand, screen_of_rank
     from hdet.lab.train.folder import RunFolder
 
+    start_ranks(ranks)
     screen = screen_of_rank(is_json, quiet)
     with usage_errors():
         config = RunFolder(folder).read_config()

@@ -18,6 +18,7 @@ TaskName = Annotated[str, typer.Option(help="feed, charlm, digits, quadratic, or
 TaskOptions = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the task: NAME=VALUE. Repeatable.")
 ]
+Ranks = Annotated[int | None, typer.Option(min=2, help="Processes of this machine, one replica each.")]
 Seeds = Annotated[int, typer.Option(help="Seeds of weights and batches, from 0 on.")]
 Jobs = Annotated[int, typer.Option(help="Runs at a time. 0 gives one per core.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, all else on stderr.")]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +16,14 @@ import torch
 import torch.distributed as dist
 import typer
 
+from hdet.lab.pool import stop_on_signal
+
+_STORE = "HDET_STORE"
+"""Tells ranks in which file they meet."""
+
 
 def is_rank() -> bool:
-    """Tell whether torchrun has started this process."""
+    """Tell whether torchrun, or :func:`start_ranks`, has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -37,6 +45,31 @@ def leave(code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def start_ranks(count: int | None) -> None:
+    """Run this command again in so many processes of this machine, and end as they do. A rank goes on.
+
+    torchrun opens stores to every network. These meet in a file of this user, and talk through loopback.
+    """
+    if count is None or is_rank():
+        return
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    with tempfile.TemporaryDirectory(prefix="hdet-") as folder, stop_on_signal() as should_stop:
+        told = {_STORE: f"file://{folder}/store", "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback}
+        command = [sys.executable, "-m", "hdet", *sys.argv[1:]]
+        ranks = [
+            subprocess.Popen(command, env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank})
+            for rank in map(str, range(count))
+        ]
+        is_told = False
+        while any(rank.poll() is None for rank in ranks):
+            if should_stop() and not is_told:  # a Ctrl-C has reached them too, and one more changes nothing
+                is_told = True
+                for rank in ranks:
+                    rank.terminate()
+            time.sleep(0.05)
+    raise typer.Exit(next((abs(rank.returncode) for rank in ranks if rank.returncode), 0))
+
+
 @contextmanager
 def in_ranks(path: Path) -> Iterator[Path]:
     """Join the other ranks for the length of the block; yields rank zero's path."""
@@ -46,7 +79,9 @@ def in_ranks(path: Path) -> Iterator[Path]:
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group("nccl" if has_gpu else "gloo")
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    told = {"init_method": os.environ[_STORE], **place} if _STORE in os.environ else {}
+    dist.init_process_group("nccl" if has_gpu else "gloo", **told)
     try:
         shared = [str(path)]
         dist.broadcast_object_list(shared, src=0)

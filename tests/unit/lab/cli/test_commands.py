@@ -1,11 +1,13 @@
 """The command line as its users meet it: exit codes, what is on stdout and what on stderr, signals."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -344,6 +346,39 @@ def wait_for(process, stream, words):
     return said
 
 
+def listening(pids):
+    """The addresses at which these processes listen, as /proc writes them."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()]
+    held = {str(file.readlink()) for file in files if file.is_symlink()}
+    rows = [
+        row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/net/{kind}").read_text().splitlines()
+    ]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+@pytest.mark.timeout(200)
+def test_ranks_of_one_machine_listen_on_loopback_alone_and_stop_together(tmp_path):
+    command = ["hdet", "run", *QUICK, "--steps", "100000", "--no-find", "--ranks", "2", "--json"]
+    process = start([*command, "--out", "here"], tmp_path)
+    seen = set()
+    while not list((tmp_path / "here").glob("checkpoints/*.pt")):
+        assert process.poll() is None, process.communicate()
+        with contextlib.suppress(OSError):
+            seen |= listening([process.pid, *children(process.pid)])
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert json.loads(out)["status"] == "stopped" and "go on with: hdet resume here" in err
+    assert seen == {"0100007F"}
+    assert json.loads((tmp_path / "here/config.json").read_text())["replicas"] == 2
+
+
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 
 
@@ -375,8 +410,10 @@ def test_ctrl_c_under_torchrun_saves(hdet, tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_ranks_end_where_virtual_replicas_do(hdet, tmp_path):
-    process = start([*TORCHRUN, "hdet", "run", *QUICK, "--json"], tmp_path)
+@pytest.mark.parametrize("door", ["torchrun", "--ranks"])
+def test_ranks_end_where_virtual_replicas_do(hdet, tmp_path, door):
+    before, after = (TORCHRUN, []) if door == "torchrun" else ([], ["--ranks", "2"])
+    process = start([*before, "hdet", "run", *QUICK, "--json", *after], tmp_path)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, out + err
     ranks = json.loads(out)
