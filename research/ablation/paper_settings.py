@@ -80,8 +80,8 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "hdet_.002": ("HDET (full), checkpoint, temperature .002", {"temperature": 0.002}),
 }
 
-_LAST = ("warm_init_checkpoint", "hdet_no_warm_start")
-"""Rows that no test here looks at."""
+_FIRST = (FULL, EQUAL, "plain", "grid", "plain_checkpoint")
+"""Rows that tell most: for a run that is stopped early."""
 
 
 def specs(
@@ -106,7 +106,7 @@ def specs(
     rows |= {key: (*rows[FULL][:2], changes | more) for key, (_, more) in _MORE.items()}
     found = []
     for seed in seeds:
-        for key in sorted(rows, key=_LAST.__contains__):
+        for key in (*_FIRST, *(key for key in rows if key not in _FIRST)):
             settings, share, changed = rows[key]
             its = {
                 name: value for name, value in changed.items() if key[:4] != "warm" or name != "sync_every"
