@@ -80,8 +80,8 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "hdet_.002": ("HDET (full), checkpoint, temperature .002", {"temperature": 0.002}),
 }
 
-_FIRST = (FULL, EQUAL, "plain", "grid", "plain_checkpoint")
-"""Rows that tell most: for a run that is stopped early."""
+_FIRST = ("plain", "grid", "hdet_no_warm_start", FULL, EQUAL, "plain_checkpoint")
+"""Rows that tell most, for a run that is stopped early."""
 
 
 def specs(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hdet.lab.ablation import controller_start
-from hdet.lab.intervals import CHANCE, compare, fisher, mean_interval, mostly
+from hdet.lab.intervals import CHANCE, compare, fisher, mostly, sign_of
 from research.ablation.summary import Case, Result
 
-__all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_rows", "sign_of"]
+__all__ = ["VERDICT_RULE", "Claim", "Verdict", "claims", "compare_rows"]
 
 Verdict = Literal["holds", "does not hold", "cannot be told", "not run"]
 
@@ -36,16 +36,6 @@ class Claim:
     text: str
     verdict: Verdict
     why: str
-
-
-def sign_of(differences: Sequence[float]) -> tuple[int, float, float]:
-    """The sign of the mean as far as it can be told, the mean, and the half-width of its 95 % interval.
-
-    >>> sign_of([1.0, 2.0, 3.0])[0], sign_of([1.9, 2.0, 2.1])[0], sign_of([5.0])
-    (0, 1, (0, 5.0, inf))
-    """
-    mean, half = mean_interval(differences)
-    return (0 if abs(mean) <= half or not mean else int(math.copysign(1, mean))), mean, half
 
 
 def error_text(half: float, digits: int = 4) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hdet.errors import HdetError, install_command
-from research.ablation.verdicts import Verdict, error_text, sign_of
+from hdet.lab.intervals import sign_of
+from research.ablation.verdicts import Verdict, error_text
 from research.claims.experiment import Claims
 from research.claims.studies import EXPLORED, FACTORS, Explored, exploration_name, variants
 from research.compare.ledger import Record
@@ -145,7 +146,8 @@ def _asked(explored: Explored, runs: dict[int, Record]) -> tuple[int, str]:
 
 def _robustness(records: Sequence[Record]) -> str:
     names = variants("robustness", records[0]["steps"])
-    base = _losses(_by_seed(records, "as in the paper"))
+    paper = "as in the paper"
+    base = _losses(_by_seed(records, paper))
     middle = statistics.fmean(base) if base else math.nan
     lines = _head("Claim 7: robust to spread, T and temperature", records)
     lines += [
@@ -160,7 +162,8 @@ def _robustness(records: Sequence[Record]) -> str:
         if name != "plain":
             ratios += [ratio] if losses and base else []
             num_crashed += len(runs) - len(losses)
-        lines.append(table_line([name, _mean(runs), f"{ratio:.3f}" if losses and base else "-"]))
+        label = f"{paper}, temperature auto" if name == paper else name
+        lines.append(table_line([label, _mean(runs), f"{ratio:.3f}" if losses and base else "-"]))
     return "\n".join([*lines, "", _robust(ratios, num_crashed)])
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from hdet.errors import HdetError
 from hdet.lab.ablation import FLOOR, TABLE_1, decay_shape, sync_every
+from hdet.lab.intervals import sign_of
 from hdet.lab.tasks.task import load_task
 from hdet.lab.train.config import RunConfig
 from hdet.lab.train.runner import evaluate
@@ -27,7 +28,7 @@ from research.ablation.rules import (
 )
 from research.ablation.summary import Chosen, Result, choose, rows_to_run
 from research.ablation.training import thinned
-from research.ablation.verdicts import compare_rows, sign_of, together
+from research.ablation.verdicts import compare_rows, together
 from research.commands.ablate import ablate as command
 from research.compare import ledger
 from research.peers.base import Job

@@ -51,17 +51,16 @@ def student(degrees: int) -> float:
     return math.tan(low) * math.sqrt(degrees)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Give the mean and the half-width of its 95 % interval by Student's t; infinite for one value.
+def sign_of(values: Sequence[float]) -> tuple[int, float, float]:
+    """Give the sign of the mean as far as it can be told, the mean, and the half-width of its 95 % interval.
 
-    >>> mean, half = mean_interval([1.0, 2.0, 3.0])
-    >>> mean, round(half, 4)
-    (2.0, 2.4841)
+    >>> sign_of([5.0]), sign_of([1.9, 2.0, 2.1])[0], sign_of([1.0, 2.0, 3.0])[:2]
+    ((0, 5.0, inf), 1, (0, 2.0))
     """
-    count = len(values)
-    if count < 2:
-        return statistics.fmean(values), math.inf
-    return statistics.fmean(values), student(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    count, mean, half = len(values), statistics.fmean(values), math.inf
+    if count > 1:
+        half = student(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    return (0 if abs(mean) <= half or not mean else int(math.copysign(1, mean))), mean, half
 
 
 def compare(ours: Runs, theirs: Runs) -> tuple[int, str]:
@@ -87,7 +86,7 @@ def compare(ours: Runs, theirs: Runs) -> tuple[int, str]:
     differences = [difference for difference in differences if math.isfinite(difference)]
     if not differences:
         return 0, "; ".join([*told, "no seed has both losses"])
-    mean, half = mean_interval(differences)
+    sign, mean, half = sign_of(differences)
     of = f"t, {len(differences)} seeds" if len(differences) > 1 else "one seed"
     told.append(f"lower by {mean:.4f}{f' ± {half:.4f}' if math.isfinite(half) else ''} ({of})")
-    return (0 if abs(mean) <= half or not mean else int(math.copysign(1, mean))), "; ".join(told)
+    return sign, "; ".join(told)
