@@ -160,7 +160,8 @@ class OneCycleAutoLR(OneCycleLR, Closing):
             if end != "floor" and end > 1:
                 warn(
                     f"end={given['end']!r} raises the learning rate {end:g}-fold from where the controller "
-                    "starts. The other reading of eq. 8 is end='final_fraction'"
+                    "starts: pass end=0.22, as in the paper's figure 3, or the other reading of eq. 8, "
+                    "end='final_fraction'"
                 )
             paper = Controller(
                 form="paper",
