@@ -212,7 +212,7 @@ def test_a_sweep_whose_loss_is_never_finite_is_an_error(tiny, tmp_path, monkeypa
 
 @pytest.fixture
 def tuned(tiny, monkeypatch):
-    """Run an arm, and give the calls of tune that it makes: what steers, who finds the learning rate, steps."""
+    """Run an arm; give its calls of tune: what steers, who finds the learning rate, the steps, an epoch."""
     monkeypatch.setitem(PROBLEMS, TINY, replace(tiny, num_steps=300))
     calls, real = [], hdet.tune
 
