@@ -13,7 +13,7 @@ from research.__main__ import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "research").glob("*/*.md")]
-MARK = r"<!-- (?:table|rows of): python -m research ((?:ablate|explore|zoo) .*) -->\n\n?((?:\|.*\n)+)"
+MARK = r"<!-- (?:table|rows of): python -m research ((?:ablate|explore|recipe|zoo) .*) -->\n\n?((?:\|.*\n)+)"
 
 
 def shown() -> dict[str, list[str]]:
@@ -41,4 +41,4 @@ def test_the_tables_of_pages_are_those_of_the_records(command, monkeypatch):
 
 
 def test_every_study_with_a_table_is_here():
-    assert {command.split()[0] for command in shown()} == {"ablate", "explore", "zoo"}
+    assert {command.split()[0] for command in shown()} == {"ablate", "explore", "recipe", "zoo"}
