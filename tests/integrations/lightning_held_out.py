@@ -117,7 +117,7 @@ def main(folder: Path) -> None:
         answers.append(
             {
                 "decays": task.decays(records),
-                "held_out": [record.held_out_loss for record in records if record.slope],
+                "held_out": [look.held_out_loss for look in task.looks(records)],
                 "base": search.auto.base,
                 "end": flat(module),
             }

@@ -79,7 +79,7 @@ def test_a_resumed_run_is_bit_exact(tmp_path, epoch):
 
 def test_the_search_and_the_exploration_go_together():
     records = hdet.Records()
-    search = exploring(records, search=True, explore=[hdet.WeightDecay(start="auto")])
+    search = exploring(records, search=True, controllers=[hdet.HeldOutWeightDecay(start="auto")])
     fit(search)
     first = 5 / (search.found.lr[0] * task.NUM_STEPS)
     assert records[1].base["weight_decay"] == pytest.approx(first)
@@ -142,7 +142,7 @@ def test_two_ranks_look_at_their_parts_together_and_resume(tmp_path):
     assert again["decays"] == [row for row in first["decays"] if row[0] > 104]
     # One process with the same batches and all of the held-out rows has the same loss.
     _, records = task.plain_loop(task.net())
-    alone = next(record for record in records if record.slope)
+    alone = task.looks(records)[0]
     assert first["held_out"][0] == pytest.approx(alone.held_out_loss, rel=1e-5)
 
 

@@ -50,7 +50,7 @@ def test_looks_at_the_probe_leave_no_trace(tmp_path, monkeypatch):
 
     monkeypatch.setattr("hdet.method.weight_decay.moved", lambda state, *_, **__: state)
     ends, spies, left = [], [], []
-    for changes in ({}, {"explore": (), "probe": None}):
+    for changes in ({}, {"controllers": (), "probe": None}):
         random.seed(3)
         trainer, records = trainer_of(tmp_path), hdet.Records()
         trainer.add_callback(spy := Spy())
@@ -89,7 +89,7 @@ def test_a_loss_of_ones_own_scores_the_probe_too(tmp_path):
     train(trainer_of(tmp_path), records)
     train(trainer_of(tmp_path), own, loss=loss)
     assert scored == [32] * (1 + 8 * 2 * 15)  # once when it is built; then parts, scales, looks
-    seen, doubled = (next(record for record in r if record.slope) for r in (records, own))
+    seen, doubled = (task.looks(r)[0] for r in (records, own))
     assert doubled.held_out_loss == pytest.approx(2 * seen.held_out_loss, rel=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_two_ranks_look_at_their_parts_together_and_resume(tmp_path):
     # One process with the same batches and all of the held-out rows has the same loss.
     twin = trainer_of(tmp_path)
     _, records = task.plain_loop(twin.model.net, twin.create_optimizer())
-    alone = next(record for record in records if record.slope)
+    alone = task.looks(records)[0]
     assert first["held_out"][0] == pytest.approx(alone.held_out_loss, rel=1e-5)
 
 

@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
         answers.append(
             {
                 "decays": task.decays(records),
-                "held_out": [record.held_out_loss for record in records if record.slope],
+                "held_out": [look.held_out_loss for look in task.looks(records)],
                 "base": callback.auto.base,
                 "end": flat(trainer.model),
             }

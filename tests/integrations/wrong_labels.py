@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -60,6 +62,11 @@ def plain_loop(
         optimizer.step()
         auto.step(loss)
     return model, records
+
+
+def looks(records: hdet.Records) -> list[Any]:
+    """What each look at the probe has seen."""
+    return [r.controllers["weight_decay"] for r in records if "weight_decay" in r.controllers]
 
 
 def decays(records: hdet.Records) -> list[tuple[int, float]]:
