@@ -6,13 +6,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hdet.checks import require_choice
+from hdet.checks import require_choice, require_number
 from hdet.errors import bad_argument
 from hdet.lab.cli.options import Json, takes
 from hdet.lab.cli.screen import Screen, numbers, usage_errors
 from hdet.lab.page.sentences import count as count_of
 from hdet.lab.plan import MOMENTS, Plan, memory_cost, search_cost
 from hdet.lab.plan import plan as predict
+from hdet.method.loudness import heard_from
 from hdet.method.recipe import Recipe
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,6 +37,7 @@ class _PlanOptions:
         bandwidth: What one rank can send, in Gbit/s; several with commas.
         latency_ms: Time of a collective of one number: about 1 with gloo, 0.05 with NCCL.
         memory_bandwidth: Of a rank, in GB/s: about 10 for one core, 1000 or more for a GPU.
+        signal: Signal over noise of the replicas in a round, from the report of a run with this T.
     """
 
     parameters: str
@@ -51,6 +53,7 @@ class _PlanOptions:
     bandwidth: str = "10,100,400"
     latency_ms: float = 1.0
     memory_bandwidth: float = 10.0
+    signal: float | None = None
 
 
 @takes(_PlanOptions)
@@ -85,6 +88,7 @@ def plan(is_json: Json = False, **settings: Any) -> None:
             for speed in numbers("--bandwidth", asked.bandwidth)
         }
         search = search_cost(steps, replicas, batch_size=asked.batch_size, num_shards=shards)
+        heard = asked.signal and heard_from(sync_every, require_number("signal", asked.signal, above=0))
     num_syncs = math.ceil(steps / sync_every) if replicas > 1 else 0  # the last step is one
     in_ranks = f" of {count_of(shards, 'rank')} each" if shards > 1 else ""
     parts = [(what, getattr(memory, part)) for part, what in _PARTS.items()]
@@ -107,10 +111,20 @@ def plan(is_json: Json = False, **settings: Any) -> None:
         f"Settings: {asked.latency_ms:g} ms for a small collective (--latency-ms), "
         f"{asked.memory_bandwidth:g} GB/s of memory bandwidth (--memory-bandwidth)."
     )
+    if heard:
+        screen.say(
+            f"A controller hears the replicas from about T = {math.ceil(heard)} on: the mean of its last rounds is "
+            f"then clear. Here T is {sync_every} (--sync-every)."
+        )
     # What follows from the time of a step is not known where that was not given.
     names = ("overhead_percent", "suggested_sync_every")
     unknown = dict.fromkeys(names) if asked.step_seconds is None else {}
-    told = asdict(asked) | {"parameters": count, "sync_every": sync_every, "num_syncs": num_syncs}
+    told = asdict(asked) | {
+        "parameters": count,
+        "sync_every": sync_every,
+        "num_syncs": num_syncs,
+        "heard_from": heard,
+    }
     of_links = [{"gbit_per_second": speed} | asdict(link) | unknown for speed, link in links.items()]
     screen.give(told | {"memory": asdict(memory), "links": of_links, "search": asdict(search)})
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hdet.method.loudness import CLEAR, Slope, heard_from, signal_over_noise, slope_of
 from hdet.records import RoundRecord
 from hdet.round_record import WeightDecayRecord
 
@@ -43,6 +44,10 @@ class Said:
     """Of all rounds, also of those in which no side did better."""
     losses: list[Estimate]
     """By value over the mean value: loss minus the mean loss of the round."""
+    ratio: float
+    """Signal over noise of a round."""
+    sync_every: int
+    """T of the rounds."""
 
     @property
     def side(self) -> str:
@@ -64,6 +69,16 @@ class Said:
         side, num = ("higher", self.num_higher) if self.side == "higher" else ("lower", self.num_lower)
         return f"{side} {self.name} did better in {num} of {self.num} rounds"
 
+    @property
+    def loudness(self) -> str:
+        """Tell how loud they were, and from which T a controller could hear them."""
+        least = CLEAR / math.sqrt(self.num)
+        is_clear = abs(self.ratio) > least
+        steps = heard_from(self.sync_every, self.ratio if is_clear else least)
+        amount = f"{abs(self.ratio):.2g}" if is_clear else f"below {least:.2g}"
+        when = "from about" if is_clear else "not before"
+        return f"{amount} a round, a controller hears them {when} T = {float(f'{max(1, steps):.2g}'):,.0f}"
+
 
 def explored(records: Sequence[RoundRecord]) -> list[str]:
     """Names of the hyperparameters that differed between replicas, in their order."""
@@ -84,17 +99,16 @@ def what_replicas_said(records: Sequence[RoundRecord]) -> list[Said]:
     """
     found = []
     for name in explored(records):
-        slopes, losses = list[float](), dict[int, list[tuple[float, float]]]()
+        slopes, losses = list[Slope](), dict[int, list[tuple[float, float]]]()
         for points in _rounds(records, name):
-            fitted = statistics.linear_regression(
-                [math.log(factor) for _, factor, _ in points], [loss for *_, loss in points]
-            )
-            slopes.append(fitted.slope)
+            slopes.append(slope_of([math.log(x) for _, x, _ in points], [loss for *_, loss in points]))
             for place, factor, loss in points:
                 losses.setdefault(place, []).append((factor, loss))
         if len(slopes) > 1:
-            better = sum(slope < 0 for slope in slopes), sum(slope > 0 for slope in slopes)
-            found.append(Said(name, *better, len(slopes), [_mean_of(losses[p]) for p in sorted(losses)]))
+            better = sum(slope.value < 0 for slope in slopes), sum(slope.value > 0 for slope in slopes)
+            means = [_mean_of(losses[p]) for p in sorted(losses)]
+            steps = round(statistics.median(record.num_steps for record in records if record.ends_round))
+            found.append(Said(name, *better, len(slopes), means, signal_over_noise(slopes), steps))
     return found
 
 

@@ -453,6 +453,9 @@ def test_plan_predicts_and_explains(hdet, tmp_path):
     out, _ = hdet("plan", *arguments, "--json")
     answer = json.loads(out)
     assert answer["links"][0]["bytes_per_sync"] == 72 * 7
+    assert answer["heard_from"] is None
+    out, _ = hdet("plan", *averaged, "--signal", "0.45")
+    assert "A controller hears the replicas from about T = 1040 on" in " ".join(out.split())
     assert answer["memory"]["guard"] == 3 * answer["memory"]["tail"] == 3 * 500_000_000 / 8
     assert answer["search"]["most_steps"] == 315
     out, _ = hdet("plan", *arguments)

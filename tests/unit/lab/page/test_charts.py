@@ -193,7 +193,7 @@ def test_losses_are_drawn_against_values() -> None:
     (chart,) = said_charts(run(*(record(10 * i, losses=[2.0 + i % 2, 1.0], **spread) for i in range(1, 25))))
     (means,) = chart.traces
     assert means["x"] == pytest.approx([0.8, 1.2]) and means["y"] == pytest.approx([0.75, -0.75])
-    assert chart.caption.startswith("Higher lr did better in 24 of 24 rounds. Dots are means")
+    assert chart.caption.startswith("Higher lr did better in 24 of 24 rounds. Signal over noise of lr: ")
 
 
 def test_an_explored_value_is_drawn_with_its_fan() -> None:

@@ -39,6 +39,27 @@ def test_a_side_is_found_under_noise_and_none_where_there_is_none(slope: float, 
     assert said.verdict == (f"{side} lr" if side else "no clear side")
 
 
+@pytest.mark.parametrize(
+    ("slope", "said"),
+    [
+        (0.0, "below 0.2 a round, a controller hears them not before T = 53"),
+        (1.0, "0.96 a round, a controller hears them from about T = 2"),
+    ],
+)
+def test_how_loud_replicas_were(slope: float, said: str) -> None:
+    chance, factors = random.Random(1), [0.9, 0.95, 1.0, 1.05, 1.1]
+    width = math.sqrt(sum(math.log(f / 1.0) ** 2 for f in factors))
+    records = []
+    for i in range(100):  # noise falls over the run, and so does what the replicas say
+        scale = 10 ** (-i / 50)
+        losses: list[float | None] = [
+            scale * (slope / width * math.log(f) + chance.gauss(0, 1)) + 2 for f in factors
+        ]
+        records.append(record(losses, factors, num_steps=10))
+    (one,) = what_replicas_said(records)
+    assert one.loudness == said
+
+
 def rounds(*differences: float) -> list[RoundRecord]:
     """Rounds of ten steps, each with the loss at the higher value minus the loss at the lower one."""
     return [record([0.0, d], [0.9, 1.1], step=10 * i) for i, d in enumerate(differences, start=1)]
