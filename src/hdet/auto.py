@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -50,7 +50,7 @@ def settings_of(
         if "max_lr" in group:
             group["initial_lr"] = group.pop("max_lr")
     return {
-        "scheduler": LambdaLR(optimizer, recipe.shape),
+        "scheduler": _RecipeLR(optimizer, recipe.shape),
         "explore": [LearningRate(0.0)],
         "sync_every": recipe.steps_per_round,
         "total_steps": recipe.total_steps,
@@ -61,6 +61,22 @@ def settings_of(
 
 def _is_steered(controllers: Sequence[AnyController]) -> bool:
     return any(isinstance(one, Thermostat) for one in controllers)
+
+
+class _RecipeLR(LambdaLR):
+    """The schedule of the recipe: one factor for all parameter groups, written by a short step."""
+
+    def step(self, epoch: int | None = None) -> None:
+        """See torch's, which also looks after first steps, tensors, and a lambda for each group."""
+        groups = self.optimizer.param_groups
+        if epoch is not None or self._step_count < 2 or any(isinstance(g["lr"], Tensor) for g in groups):
+            return super().step(epoch)
+        self._step_count += 1
+        self.last_epoch += 1
+        factor = self.lr_lambdas[0](self.last_epoch)
+        for group, peak in zip(groups, self.base_lrs, strict=True):
+            group["lr"] = peak * factor
+        self._last_lr = [group["lr"] for group in groups]
 
 
 def with_guard(controllers: Sequence[AnyController], found: FoundLR | None) -> list[AnyController]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -29,14 +28,14 @@ class WeakHook:
     >>> hook()
     """
 
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._known = weakref.WeakMethod(method)
+    def __init__(self, method: Any) -> None:
+        self._known, self._function = weakref.ref(method.__self__), method.__func__
 
     def __call__(self, *arguments: Any) -> None:
         """Call the method, if its object is still there."""
         alive = self._known()
         if alive is not None:
-            alive(*arguments)
+            self._function(alive, *arguments)
 
     def __deepcopy__(self, _: Any) -> Self:
         return self

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch.autograd import profiler
 
@@ -103,11 +101,15 @@ class Rounds:
             ends_round=ends_round,
         )
         sync = Sync(record, joins)
+        is_profiled = profiler._is_profiler_enabled  # noqa: SLF001
         try:
             for phase in self._phases:
                 if ends_round or not phase.ends_round:
                     began = time.perf_counter()
-                    with _named(phase.name):
+                    if is_profiled:
+                        with profiler.record_function(f"hdet::{phase.name}"):
+                            phase.run(sync)
+                    else:
                         phase.run(sync)
                     spent = 1000 * (time.perf_counter() - began)
                     record.milliseconds[phase.name] = record.milliseconds.get(phase.name, 0.0) + spent
@@ -139,9 +141,3 @@ class Rounds:
         if self._sink is not None:
             self._sink.write(record)
         _log.info("step %d: losses %s, base %s", record.step, record.losses, record.base)
-
-
-def _named(phase: str) -> AbstractContextManager[Any]:
-    """Name a phase in a profile, where one is made."""
-    is_profiled = profiler._is_profiler_enabled  # noqa: SLF001
-    return profiler.record_function(f"hdet::{phase}") if is_profiled else nullcontext()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import HdetError, WarnOnce
 from hdet.replicas.optimizers import partitioning_layer
-from hdet.replicas.tensors import ParameterList, local_part, parameters_of
+from hdet.replicas.tensors import AveragedTensors, local_part, parameters_of
 
 _MOST_BEFORE_THE_FIRST_CALL = 4
 """Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
@@ -130,12 +129,13 @@ class ParameterWatch:
     """
 
     def __init__(self, layers: Sequence[Optimizer], model: nn.Module | None) -> None:
-        self._optimizer = optimizer = layers[-1]
-        self._of_model = ParameterList(model)
+        self._optimizer = layers[-1]
         self._is_partitioned = partitioning_layer(layers) is not None
-        self._num_groups = len(optimizer.param_groups)
-        self._trained = parameters_of(optimizer)
-        self._known = self._of_model.now()  # kept, so that no other gets the same id
+        self._averaged = AveragedTensors(self._optimizer, model)
+        self._last = self._averaged.now()
+        self._num_groups = len(self._optimizer.param_groups)
+        # They are kept, so that no other gets the same id.
+        self._trained, self._of_model = parameters_of(self._optimizer), self._averaged.of_model
 
     def require_same_groups(self) -> None:
         """Raise where groups were added to the optimizer. It costs next to nothing."""
@@ -147,18 +147,13 @@ class ParameterWatch:
 
     def require_same(self) -> None:
         """Raise where parameters were replaced, removed or added. It looks at each of them."""
-        if (now := self._of_model.now()) is not self._known:
-            self._require_known(now)
-        trained = parameters_of(self._optimizer)
-        is_same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
-        if not (is_same or self._is_partitioned):
-            raise HdetError(
-                "the optimizer must hold the parameters that it had when the ensemble was built, but they "
-                "were changed: build the ensemble after changing them"
-            )
+        now = self._averaged.now()
+        if now is not self._last:
+            self._require_known()
+            self._last = now
 
-    def _require_known(self, parameters: Sequence[Tensor]) -> None:
-        known, now = ({id(p): p for p in each} for each in (self._known, parameters))
+    def _require_known(self) -> None:
+        known, now = ({id(p): p for p in each} for each in (self._of_model, self._averaged.of_model))
         num_gone = len(known.keys() - now.keys())
         num_new = sum(now[i].requires_grad for i in now.keys() - known.keys())
         if num_gone or num_new:
@@ -167,4 +162,10 @@ class ParameterWatch:
                 f"{max(num_gone, num_new)} parameters of the model were {what} after the ensemble was built, "
                 "so that the optimizer does not train what the model uses: build the optimizer and the "
                 "ensemble after changing the model"
+            )
+        trained = parameters_of(self._optimizer)
+        if not self._is_partitioned and list(map(id, trained)) != list(map(id, self._trained)):
+            raise HdetError(
+                "the optimizer must hold the parameters that it had when the ensemble was built, but they "
+                "were changed: build the ensemble after changing them"
             )

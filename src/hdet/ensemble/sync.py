@@ -16,7 +16,7 @@ from hdet.method.exclusion import outliers
 from hdet.method.fan_out import assign
 from hdet.records import RoundRecord
 from hdet.replicas import Replicas, Report
-from hdet.replicas.losses import LossSum
+from hdet.replicas.losses import NOTHING, LossSum
 from hdet.replicas.tail import Tail
 from hdet.steering import Controllers
 
@@ -42,7 +42,7 @@ class LossTable:
 
         The table belongs to the replicas that filled it: for another number of them it is dropped.
         """
-        self.rows = [LossSum()] * self._num_replicas
+        self.rows = [NOTHING] * self._num_replicas
         if len(rows) == self._num_replicas:
             self.rows = [LossSum(*row) for row in rows]
 
@@ -52,7 +52,7 @@ class LossTable:
 
     def forget(self, replica: int) -> None:
         """Drop what a replica has seen in this round: it was of parameters that are gone."""
-        self.rows[replica] = LossSum()
+        self.rows[replica] = NOTHING
 
     @property
     def means(self) -> list[float | None]:
@@ -271,5 +271,7 @@ class Reassign:
             if narrows:
                 tunable.narrow_spread()
             tunable.fan_out(positions[tunable.name], index)
-        multipliers = {tunable.name: tunable.each_multiplier for tunable in self.values.tunables}
-        self.values.use(self.replicas.place(multipliers))
+        used = self.replicas.place({t.name: t.each_multiplier for t in self.values.tunables})
+        for tunable in self.values.tunables:
+            tunable.used_multiplier = used[tunable.name]
+            tunable.set_slots()

@@ -49,6 +49,8 @@ class Tunable:
         """The replicas' factors on the base of this round."""
         self.position = 0.0
         self.multiplier = 1.0
+        self.used_multiplier = 1.0
+        """The slots of this process hold this one between steps."""
         self.forget()
         self.share = 1.0
         """The share of the spread that is used in this round, from 0 to 1."""
@@ -108,8 +110,9 @@ class Tunable:
         """The widest multiplier of this round, as a logarithm."""
         return max(abs(math.log(m)) for m in self.multipliers((-1.0, 1.0)))
 
-    def set_slots(self, multiplier: float) -> None:
-        """Tell the slots what to hold when values are written next."""
+    def set_slots(self, multiplier: float | None = None) -> None:
+        """Tell the slots what to hold when values are written next; None for this process's multiplier."""
+        multiplier = self.used_multiplier if multiplier is None else multiplier
         for i, slot in enumerate(self.slots):
             slot.factor = self.correction * multiplier
             slot.held = None if self.held is None else self.value(self.held[i], slot.factor)

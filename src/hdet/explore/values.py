@@ -71,7 +71,6 @@ class ExploredValues:
         """Writes all of them, at syncs."""
         self.moving_slots = SlotWriter([slot for slot in self.slots if not slot.is_static])
         """Writes those that the schedule may move, at every step."""
-        self._used = dict.fromkeys(names, 1.0)  # the multipliers that the slots hold
         self._num_blocks_at_base = 0
 
     @property
@@ -90,15 +89,10 @@ class ExploredValues:
         finally:
             self.every_slot.put_values(is_traced=is_traced)
 
-    def use(self, multipliers: Mapping[str, float]) -> None:
-        """Tell the tunables which multipliers the slots shall hold when they are written next."""
-        self._used |= multipliers
-        for tunable in self.tunables:
-            tunable.set_slots(self._used[tunable.name])
-
     def refresh(self) -> None:
         """Tell the slots what follows from corrections that have moved."""
-        self.use({})
+        for tunable in self.tunables:
+            tunable.set_slots()
 
     @contextmanager
     def at_base(self) -> Iterator[None]:

@@ -115,11 +115,5 @@ def watch(memory: GuardMemory, loss: float, guard: Guard, *, must_have_learnt: b
     if loss > limit:
         return memory._replace(num_bad=memory.num_bad + 1)
     level = 0.7 * memory.level + 0.3 * loss
-    return memory._replace(
-        level=level,
-        lowest=min(memory.lowest, level),
-        last=loss,
-        variance=0.9 * memory.variance + 0.1 * (loss - memory.last) ** 2 / 2,
-        num_good=memory.num_good + 1,
-        num_bad=0,
-    )
+    lowest, variance = min(lowest, level), 0.9 * memory.variance + 0.1 * (loss - memory.last) ** 2 / 2
+    return GuardMemory(first, level, lowest, loss, variance, memory.num_good + 1)

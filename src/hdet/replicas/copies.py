@@ -84,14 +84,12 @@ class SlicedCopy:
         """Return what this process holds, as flat tensors."""
         return [kind.kept for kind in self._kinds]
 
-    @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
         """Copy this replica's part of the tensors. Not collective."""
         for kind, views in zip(self._kinds, self._views_of(tensors), strict=True):
             if views:
                 torch._foreach_copy_(kind.pieces, views)  # pyright: ignore[reportPrivateImportUsage]
 
-    @torch.no_grad()
     def lerp(self, tensors: Sequence[Tensor], share: float) -> None:
         """Move this replica's part by a share of the way to the tensors. Not collective."""
         for kind, views in zip(self._kinds, self._views_of(tensors), strict=True):
@@ -164,7 +162,7 @@ class SlicedCopy:
             if flat is None:
                 held = torch.empty_strided(layout[0], layout[1], dtype=tensor.dtype, device=tensor.device)
                 if reads:
-                    held.copy_(tensor)
+                    held.copy_(tensor.detach())
                 borrowed.append((tensor, held))
                 flat = flat_view(real_view(held))
                 assert flat is not None
@@ -260,7 +258,8 @@ class WeightsCopy:
         tensors, count = [*self.weights, *self.buffers], len(self.weights)
         tensors = tensors if saved is None else fitting(saved, [tensor.shape for tensor in tensors])
         self._of_weights.take(tensors[:count])
-        self._of_buffers.take(tensors[count:])
+        if self.buffers:
+            self._of_buffers.take(tensors[count:])
 
     def whole(self) -> list[Tensor]:
         """All of it as new tensors in host memory, buffers last. Collective where the copy is split."""

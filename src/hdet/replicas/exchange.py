@@ -66,10 +66,6 @@ class Message(NamedTuple):
             moments=joined_checksum(of("moments")),
         )
 
-    def silent(self) -> Message:
-        """Stand for a replica that cannot be asked: in step, and without a loss."""
-        return self._replace(loss_total=0.0, num_finite=0.0, num_nonfinite=0.0, is_finite=1.0, score=math.nan)
-
 
 def require_in_step(messages: Sequence[Message]) -> None:
     """Raise where processes are not at the same step, or do not share the base."""
@@ -122,6 +118,23 @@ def exchange_with_all(
     here, width = exchange_within(group, message, what), len(message)
     rows = exchange(group, [x for row in here for x in row], what)
     return [row[i : i + width] for row in rows for i in range(0, len(row), width)]
+
+
+def exchange_messages(group: ReplicaGroup, here: Message, what: str) -> list[Message]:
+    """Return the messages of all replicas, each joined from those of its processes. Collective."""
+    if group.within:
+        parts = [Message(*row) for row in exchange_within(group, here, what)]
+        require_in_step(parts)
+        here = Message.joined(parts)
+    every = [Message(*row) for row in exchange(group, here, what)]
+    require_in_step(every)
+    if len({message.moments for message in every}) > 1:
+        raise ConfigurationMismatchError(
+            "replicas must hold optimizer state for the same parameters, but they do not: with local "
+            "gradients a parameter that only some replicas use has state only there. Let every parameter "
+            "take part in every loss, or pass moments='keep'"
+        )
+    return every
 
 
 def gather(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,45 +48,42 @@ class Health:
 
     def __init__(self) -> None:
         self._known = KnownTensors()
-        self._groups: list[list[Tensor]] = []
+        self._kinds: list[list[list[Tensor]]] = []  # by device and dtype: pieces, of tensors side by side
 
-    @torch.no_grad()
     def all_finite(self, tensors: Sequence[Tensor]) -> bool:
         """Tell whether every element of every tensor is finite. Waits for each device once."""
         # A sum reads once and is not finite if any element is not. It can overflow though every element is
         # finite: then look at each.
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for piece in self._pieces(tensors):
-            total = piece.sum(dtype=None if piece.dtype.itemsize > 2 else torch.float32)
-            by_kind.setdefault((total.device, total.dtype), []).append(total)
-        if all(bool(torch.isfinite(torch.stack(kind)).all()) for kind in by_kind.values()):
-            return True
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+        for pieces in self._look(tensors):
+            wide = None if pieces[0][0].dtype.itemsize > 2 else torch.float32
+            sums = [_joined(piece).sum(dtype=wide) for piece in pieces]
+            if not math.isfinite(sums[0].item() if len(sums) == 1 else torch.stack(sums).sum().item()):
+                return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+        return True
 
-    @torch.no_grad()
     def checksum(self, tensors: Sequence[Tensor]) -> int:
         """A number of 48 bits that is equal where all bits of all tensors are. Waits for each device once.
 
         Bit patterns are added up as integers: the sum does not depend on the order in which a device adds.
         """
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for piece in self._pieces(tensors):
-            bits = piece.view(_INTEGERS[piece.element_size()])
-            totals = by_device.setdefault(piece.device, [])
-            totals += [part.sum(dtype=torch.int64) for part in bits.split(_LONGEST)]
         total = 0
-        for totals in by_device.values():
-            for value in torch.stack(totals).tolist():
+        for pieces in self._look(tensors):
+            bits = [_joined(piece).view(_INTEGERS[piece[0].element_size()]) for piece in pieces]
+            sums = [part.sum(dtype=torch.int64) for each in bits for part in each.split(_LONGEST)]
+            for value in torch.stack(sums).tolist():
                 total = (31 * total + value) % (2**48 - 59)  # a prime: the order of the pieces counts
         return total
 
-    def _pieces(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _look(self, tensors: Sequence[Tensor]) -> list[list[list[Tensor]]]:
         """All elements in flat pieces: large tensors as they are, small ones side by side."""
         if not self._known.are(tensors):
-            self._groups = _grouped(tensors)
+            self._kinds = _grouped(tensors)
             self._known.remember(tensors)
-        for group in self._groups:
-            yield group[0] if len(group) == 1 else torch.cat(group)
+        return self._kinds
+
+
+def _joined(piece: list[Tensor]) -> Tensor:
+    return piece[0] if len(piece) == 1 else torch.cat(piece)
 
 
 @torch.no_grad()
@@ -99,23 +96,23 @@ def rows_are_finite(matrices: Sequence[Tensor]) -> list[bool]:
     return torch.stack([torch.isfinite(matrix).all(dim=1) for matrix in matrices]).all(dim=0).tolist()
 
 
-def _grouped(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    groups: list[list[Tensor]] = []
-    waiting: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    num_waiting = 0
+def _grouped(tensors: Sequence[Tensor]) -> list[list[list[Tensor]]]:
+    kinds: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}
+    num_waiting: dict[tuple[torch.device, torch.dtype], int] = {}
     for tensor in map(real_view, filter(Tensor.numel, tensors)):
-        flat = flat_view(tensor)
+        kind = tensor.device, tensor.dtype
+        pieces, flat = kinds.setdefault(kind, []), flat_view(tensor)
         if flat is None:  # a view that does not copy: the tensor may change until it is read
-            groups.append([tensor])
+            pieces.insert(0, [tensor])
         elif flat.numel() >= _SMALL:
-            groups.append([flat])
+            pieces.insert(0, [flat])
+        elif pieces and 0 < num_waiting.get(kind, 0) <= _TOGETHER:
+            pieces[-1].append(flat)
+            num_waiting[kind] += flat.numel()
         else:
-            waiting.setdefault((flat.device, flat.dtype), []).append(flat)
-            num_waiting += flat.numel()
-            if num_waiting > _TOGETHER:
-                groups += waiting.values()
-                waiting, num_waiting = {}, 0
-    return groups + list(waiting.values())
+            pieces.append([flat])
+            num_waiting[kind] = flat.numel()
+    return list(kinds.values())
 
 
 # --- replicas that ought to be equal ------------------------------------------------------------------

@@ -100,6 +100,9 @@ class LossSum(NamedTuple):
         return LossSum(*map(add, self, other))
 
 
+NOTHING = LossSum()
+
+
 class DeviceSum:
     """Losses of one device: written to slots, folded into three sums when all slots are full.
 
@@ -175,34 +178,40 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, DeviceSum] = {}
-        self._last: DeviceSum | None = None
-        self._host = LossSum()
+        self._total = self._num_finite = self._num_nonfinite = 0.0
 
     def add(self, loss: Tensor | float) -> None:
         """Take one loss. The tensor is read now and may be changed afterwards."""
         if isinstance(loss, Tensor):
             if loss.dim() or not loss.is_floating_point():
                 loss = scalar_of("loss must be", loss)
-            last = self._last
-            if last is None or loss.device != last.device:
-                last = self._last = self._devices.setdefault(loss.device, DeviceSum(loss.device))
-            last.add(loss)
-            return
-        if isinstance(loss, int):
+            if not loss.is_cpu or type(loss) is not Tensor:
+                device = loss.device
+                if device not in self._devices:
+                    self._devices[device] = DeviceSum(device)
+                self._devices[device].add(loss)
+                return
+            number = loss.item()  # there is no device to wait for
+        elif isinstance(loss, int):
             raise TypeError(
                 f"loss must be a tensor with one element or a float, got the integer {loss!r}: step() takes "
                 "the loss, not the number of a step or an epoch"
             )
-        number = number_of("loss must be", loss)
-        seen = LossSum(number, 1.0, 0.0) if math.isfinite(number) else LossSum(0.0, 0.0, 1.0)
-        self._host = self._host.plus(seen)
+        else:
+            number = number_of("loss must be", loss)
+        if math.isfinite(number):
+            self._total += number
+            self._num_finite += 1
+        else:
+            self._num_nonfinite += 1
 
     def take(self) -> LossSum:
         """Return what was seen since the last call; waits for the device."""
-        total, self._host = self._host, LossSum()
+        taken = LossSum(self._total, self._num_finite, self._num_nonfinite)
+        self._total = self._num_finite = self._num_nonfinite = 0.0
         for device_sum in self._devices.values():
-            total = total.plus(LossSum(*device_sum.take()))
-        return total
+            taken = taken.plus(LossSum(*device_sum.take()))
+        return taken
 
 
 @contextmanager

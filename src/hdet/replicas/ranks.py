@@ -11,29 +11,24 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import ConfigurationMismatchError, HdetWarning, warn
+from hdet.errors import HdetWarning, warn
 from hdet.explore.values import ExploredValues
 from hdet.replicas.average import Averager
 from hdet.replicas.copies import ALONE, WeightsCopy, clear_state
 from hdet.replicas.exchange import (
     Message,
     exchange,
+    exchange_messages,
     exchange_with_all,
     exchange_within,
     joined_checksum,
-    require_in_step,
     require_same_training,
 )
 from hdet.replicas.gradients import GradientExchange
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Equality, Health, Verdict, heal
-from hdet.replicas.losses import LossMeter, LossSum, evaluating
-from hdet.replicas.optimizers import (
-    partitioning_layer,
-    refresh_masters,
-    state_owner,
-    without_ddp,
-)
+from hdet.replicas.losses import NOTHING, LossMeter, LossSum, evaluating
+from hdet.replicas.optimizers import partitioning_layer, refresh_masters, state_owner, without_ddp
 from hdet.replicas.port import MomentsRule, Report, Shares, Told
 from hdet.replicas.probe import Probe, batch_statistics, losses_of, scaled
 from hdet.replicas.tensors import (
@@ -109,7 +104,7 @@ class RankReplicas:
         self._partitioned_by = partitioning_layer(self.layers)
         # The optimizer of ZeRO holds a part of the parameters, which is another one on each rank.
         self._whole_optimizer = self.optimizer if self._partitioned_by is None else None
-        self._averaged = AveragedTensors(self._whole_optimizer, self.model)
+        self._averaged = AveragedTensors(self._whole_optimizer, self.model, keeps_count=True)
         self._fully_sharded = fully_sharded(self.model)
         self._hooks: list[Any] = []
 
@@ -155,7 +150,9 @@ class RankReplicas:
         return not self._has_parted
 
     def _optimizer_stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        if is_dry_step(optimizer):
+        # Most steps have a learning rate, and no device is asked for it.
+        lr = optimizer.param_groups[0].get("lr")
+        if (isinstance(lr, Tensor) or not lr) and is_dry_step(optimizer):
             return
         if self._has_local_gradients:
             self._gradients.stop()  # a framework may have put it back
@@ -224,27 +221,29 @@ class RankReplicas:
         """The one small exchange of a sync. Collective."""
         weights = self.weights()
         moments = self._averaged_moments()
-        ought_to_be_equal, has_peers = self.has_others and not self.differ, bool(self.group.joins)
+        is_finite = self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)
+        losses = self._losses.take()
+        if not self.group.joins:  # alone: if more replicas were asked for, they say nothing
+            silent = Report(NOTHING, True, None if scores is None else math.nan)
+            every = [silent] * self.count
+            every[self.index] = Report(losses, is_finite, None if scores is None else scores[0])
+            return every
+        ought_to_be_equal = self.has_others and not self.differ
         # Local gradients let replicas part in the first round. If they do not, somebody else shares them.
         looks_whether_they_part = (
             self.has_others and self._has_trained_alone and not (self._explores or self._is_known_to_part)
         )
         is_compared = ought_to_be_equal or looks_whether_they_part
         here = Message(
-            *self._losses.take(),
-            is_finite=float(
-                self._health.all_finite(weights)
-                and (not moments or self._health_of_moments.all_finite(moments))
-            ),
+            *losses,
+            is_finite=float(is_finite),
             score=math.nan if scores is None else scores[0],
             num_steps=float(num_steps),
-            base=digest(repr(self._values.base)) if has_peers else 0.0,
+            base=digest(repr([tunable.base for tunable in self._values.tunables])),
             checksum=float(self._health.checksum(weights)) if is_compared else 0.0,
             moments=digest(layout_text(moments)) if moments else 0.0,
         )
-        every = self._exchanged(here, f"the sync at step {num_steps}") if has_peers else [here]
-        if len(every) < self.count:  # alone, though more replicas were asked for: they say nothing
-            every = [here if r == self.index else here.silent() for r in range(self.count)]
+        every = exchange_messages(self.group, here, f"the sync at step {num_steps}")
         if looks_whether_they_part:
             self._look_whether_they_part([message.checksum for message in every])
         self._verdict = Verdict(None)
@@ -262,22 +261,6 @@ class RankReplicas:
             )
             for r, message in enumerate(every)
         ]
-
-    def _exchanged(self, here: Message, what: str) -> list[Message]:
-        """The messages of all replicas, each joined from those of its processes. Collective."""
-        if self.is_sharded:
-            parts = [Message(*row) for row in exchange_within(self.group, here, what)]
-            require_in_step(parts)
-            here = Message.joined(parts)
-        every = [Message(*row) for row in exchange(self.group, here, what)]
-        require_in_step(every)
-        if len({message.moments for message in every}) > 1:
-            raise ConfigurationMismatchError(
-                "replicas must hold optimizer state for the same parameters, but they do not: with local "
-                "gradients a parameter that only some replicas use has state only there. Let every parameter "
-                "take part in every loss, or pass moments='keep'"
-            )
-        return every
 
     def _look_whether_they_part(self, checksums: Sequence[float]) -> None:
         if checksums[self.index] == self._first_checksum:
@@ -299,7 +282,8 @@ class RankReplicas:
 
     def weights(self) -> list[Tensor]:
         """All parameters of this replica, or the parts of them that are here."""
-        return self._averaged.local()
+        tensors = self._averaged.now()
+        return list(map(local_part, tensors)) if self._averaged.are_sharded else tensors
 
     def _averaged_moments(self) -> list[Tensor]:
         if self._moments_rule != "average" or self._whole_optimizer is None:
@@ -333,15 +317,15 @@ class RankReplicas:
 
         Where all ought to be equal, those that are not get what the others hold.
         """
-        everyone, agreed, differ = {*range(self.count)}, self._verdict.agreed, self.differ
-        if agreed is not None and (receivers := everyone - set(agreed) | set(excluded)):
+        agreed, differ = self._verdict.agreed, self.differ
+        if agreed is not None and (receivers := {*range(self.count)} - {*agreed} | {*excluded}):
             # They are equal, so nothing is averaged: those that are not get what one of them holds.
-            donor = min(set(agreed) - set(excluded), default=agreed[0])
+            donor = min({*agreed} - {*excluded}, default=agreed[0])
             self.copy(donor, receivers - {donor}, like_weights=like_weights)
         elif agreed is None and (differ or excluded):
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
-                self.copy(min(everyone - set(excluded)), excluded)
+                self.copy(min({*range(self.count)} - {*excluded}), excluded)
             tensors = [*self.weights(), *self._averaged_moments(), *like_weights, *self._buffers.tensors]
             self._averager.average_(tensors, *self._share(excluded, weights))
             if self._moments_rule == "reset":
@@ -350,7 +334,8 @@ class RankReplicas:
             self.weights_written()
         else:
             self._reshard()
-        self._buffers.put_back()
+        if self._buffers.tensors:
+            self._buffers.put_back()
         return differ
 
     def average_tensors(

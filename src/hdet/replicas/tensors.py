@@ -64,10 +64,9 @@ class KnownTensors:
         Views that are made anew at every call, such as local parts, are the same if they show the same
         memory. It cannot belong to another tensor meanwhile, because the old view keeps it.
         """
-        addresses = list(map(Tensor.data_ptr, tensors))
-        if addresses != self._addresses:
+        if list(map(Tensor.data_ptr, tensors)) != self._addresses:
             return False
-        return _are_same(tensors, self._tensors) or all(
+        return all(map(operator.is_, tensors, self._tensors)) or all(
             _form(new) == _form(old) for new, old in zip(tensors, self._tensors, strict=True)
         )
 
@@ -172,68 +171,61 @@ def require_initialized(parameters: Iterable[Tensor]) -> None:
 
 def averaged_tensors(optimizer: Optimizer | None, model: nn.Module | None) -> list[Tensor]:
     """Parameters of the optimizer and trainable parameters of the model."""
-    of_model = [] if model is None else [p for p in model.parameters() if p.requires_grad]
-    return list({id(p): p for p in [*parameters_of(optimizer), *of_model]}.values())
-
-
-class ParameterList:
-    """Lists the parameters of a model, again and again. It walks through the model only after a change.
-
-    Args:
-        model: the user's; None for one without parameters.
-    """
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self._model = model
-        self._held: list[dict[str, Any]] = []
-        self._seen: list[Any] = []
-        self._parameters: list[Tensor] = []
-
-    def now(self) -> list[Tensor]:
-        """List them; the very same list as before, where all of them and all modules are the same."""
-        seen = [value for held in self._held for value in held.values()]
-        if self._model is not None and not (seen and _are_same(seen, self._seen)):
-            self._held = [held for m in self._model.modules() for held in (m._parameters, m._modules)]  # noqa: SLF001
-            self._seen = [value for held in self._held for value in held.values()]
-            self._parameters = list(self._model.parameters())
-        return self._parameters
+    return AveragedTensors(optimizer, model).now()
 
 
 class AveragedTensors:
-    """Lists what is averaged, as :func:`averaged_tensors`, again and again.
+    """Lists what is averaged, again and again: the optimizer's parameters and the model's trainable ones.
+
+    It walks through the model only after a change.
 
     Args:
         optimizer: the inner one, or None.
         model: the user's, or None.
+        keeps_count: raise where more or fewer of them are trained than before.
     """
 
-    def __init__(self, optimizer: Optimizer | None, model: nn.Module | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer | None, model: nn.Module | None, *, keeps_count: bool = False
+    ) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._of_model = ParameterList(model)
+        self._keeps_count = keeps_count
+        self._held: list[dict[str, Any]] = []  # of each module: its parameters, and its modules
         self._seen: list[Any] = []
         self._tensors: list[Tensor] = []
-        self._are_sharded = False
+        self.of_model: list[Tensor] = []
+        """All parameters of the model, as they were found last."""
+        self.are_sharded = False
+        """Tells if a process holds parts of them."""
 
     def now(self) -> list[Tensor]:
-        """List them; the very same list as before, where they are the same."""
-        of_model = self._of_model.now()
-        seen = [of_model, *parameters_of(self._optimizer), *[p.requires_grad for p in of_model]]
-        if not _are_same(seen, self._seen):
-            tensors = averaged_tensors(self._optimizer, self._model)
-            if self._seen and len(tensors) != len(self._tensors):
+        """List them; the very same list as before, where all of them and all modules are the same."""
+        if not self._seen or not _are_same(self._look(), self._seen):
+            if self._model is not None:
+                modules = self._model.modules()
+                self._held = [held for m in modules for held in (m._parameters, m._modules)]  # noqa: SLF001
+                self.of_model = list(self._model.parameters())
+            trained = [*parameters_of(self._optimizer), *(p for p in self.of_model if p.requires_grad)]
+            tensors = list({id(p): p for p in trained}.values())
+            if self._keeps_count and self._seen and len(tensors) != len(self._tensors):
                 raise HdetError(
                     f"{len(tensors)} parameters are trained now, but {len(self._tensors)} were when the "
                     "ensemble was built: give the optimizer all parameters, and set requires_grad, before"
                 )
-            self._seen, self._tensors = seen, tensors
-            self._are_sharded = any(map(is_sharded, self._tensors))
+            self._tensors = tensors
+            self.are_sharded = any(map(is_sharded, self._tensors))
+            self._seen = self._look()
         return self._tensors
 
-    def local(self) -> list[Tensor]:
-        """List the parts of them that are in this process."""
-        tensors = self.now()
-        return list(map(local_part, tensors)) if self._are_sharded else tensors
+    def _look(self) -> list[Any]:
+        seen: list[Any] = [p.requires_grad for p in self.of_model]
+        for held in self._held:
+            seen += held.values()
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                seen += group["params"]
+        return seen
 
 
 def _are_same(new: Sequence[Any], old: Sequence[Any]) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.replicas.losses import LossMeter
+from hdet.replicas.losses import DeviceSum, LossMeter
 from tests.helpers.models import linear
 
 
@@ -26,13 +26,14 @@ def test_nonfinite_losses_are_left_out_and_counted() -> None:
 
 def test_many_losses_keep_their_precision() -> None:
     """More losses than there are slots, so that sums are folded on the device."""
-    meter = LossMeter()
+    meter, on_device = LossMeter(), DeviceSum(torch.device("cpu"))
     losses = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
     for loss in losses:
         meter.add(loss)
-    total = meter.take()
-    assert total.num_finite == 1000
-    assert total.total == pytest.approx(losses.sum().item(), rel=1e-13)
+        on_device.add(loss)
+    expected = pytest.approx(losses.sum().item(), rel=1e-13)
+    assert meter.take() == (expected, 1000, 0)
+    assert on_device.take() == [expected, 1000, 0]
 
 
 def test_the_loss_may_change_afterwards_and_keeps_no_graph() -> None:
