@@ -107,6 +107,11 @@ class SlicedCopy:
             tensors: laid out as those that were copied.
             what: it belongs to, for the error where a replica does not come.
         """
+        if self.is_whole and self._known.are(tensors):
+            for kind, views in zip(self._kinds, self._views, strict=True):
+                if views:
+                    torch._foreach_copy_(views, kind.pieces)  # pyright: ignore[reportPrivateImportUsage]
+            return
         flats, borrowed = self._flats(tensors)
         for kind in self._kinds:
             if self.is_whole:

@@ -31,15 +31,12 @@ class TailMean:
 
     def __init__(self, parameters: Sequence[Tensor], group: ReplicaGroup = ALONE) -> None:
         self._copy = SlicedCopy(parameters, group, is_zero=True, widens=True)
+        self.is_whole = self._copy.is_whole
+        """Tells if all of it is in this process."""
         self._shapes = [p.shape for p in parameters]
         self.num_taken = 0
         self.first_step = 0
         """The step that was taken first."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Tell if all of it is in this process."""
-        return self._copy.is_whole
 
     @property
     def mean(self) -> list[Tensor]:
@@ -67,11 +64,10 @@ class TailMean:
 
     def fit(self, parameters: Sequence[Tensor]) -> None:
         """Keep, or repeat, the first row, where replicas that share this process have joined or parted."""
-        shapes = [p.shape for p in parameters]
-        if shapes != self._shapes:
+        if parameters and parameters[0].shape != self._shapes[0]:  # they all have as many rows
             rows = [mean[:1].expand_as(p) for mean, p in zip(self.mean, parameters, strict=True)]
             self._copy = SlicedCopy(rows)
-            self._shapes = shapes
+            self._shapes = [p.shape for p in parameters]
 
     def whole(self) -> list[Tensor]:
         """Gather the mean, laid out as the parameters, in host memory. Collective where it is split."""

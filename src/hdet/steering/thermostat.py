@@ -108,8 +108,8 @@ class ThermostatSteering(Steering):
             self._mean.step_made(num_steps)
             if math.isnan(self._first):
                 self._first = self._slot.scheduled
-            is_equal = record is not None or not self.replicas.differ
-            if is_equal and num_steps >= self._ends[len(self._state.rounds) + 1]:
+            is_due = num_steps >= self._ends[len(self._state.rounds) + 1]
+            if is_due and (record is not None or not self.replicas.differ):
                 self._end_round(self._mean, num_steps)
         if record is not None:
             new, self._num_recorded = self._judged[self._num_recorded :], len(self._judged)
