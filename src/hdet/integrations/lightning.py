@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.explore import Hyperparameter, LearningRate
-from hdet.integrations.arguments import require_steering
+from hdet.explore import Hyperparameter
+from hdet.integrations.arguments import checked_settings
 from hdet.integrations.lightning_unseen import UnseenProbe, loss_in, made_ready, training_loss, unseen
 from hdet.records import RecordSink
 from hdet.replicas.probe import Probe, ProbeOrBatches
@@ -80,17 +80,10 @@ class LearningRateSearch(_Callback):
         if _Callback is object:
             raise HdetError(f"LearningRateSearch needs lightning: {install_command('lightning')}")
         super().__init__()
-        LearningRate(spread)  # raises for a wrong one now, and not after the search
-        require_steering(explore, controllers, probe)
         self._searches = search
         self._probe = probe
-        self._settings: dict[str, Any] = {
-            "spread": spread,
-            "explore": explore,
-            "controllers": controllers,
-            "sync_every": sync_every,
-            "records": records,
-        }
+        more: dict[str, Any] = {"controllers": controllers, "sync_every": sync_every, "records": records}
+        self._settings = checked_settings(probe, spread=spread, explore=explore, **more)
         self._forget()
 
     # --- the beginning -------------------------------------------------------------------------------

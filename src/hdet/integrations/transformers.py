@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto import AutoLR
 from hdet.errors import HdetError, install_command
-from hdet.explore import Hyperparameter, LearningRate
+from hdet.explore import Hyperparameter
 from hdet.integrations.accelerate import undisturbed
-from hdet.integrations.arguments import require_steering
+from hdet.integrations.arguments import checked_settings
 from hdet.records import RecordSink
 from hdet.replicas.optimizers import plain_optimizer
 from hdet.replicas.probe import Probe, ProbeOrBatches
@@ -79,17 +79,10 @@ class HdetCallback(TrainerCallback):
             raise HdetError(f"HdetCallback needs transformers: {install_command('transformers')}")
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable or None, got {loss!r} of type {type(loss).__name__}")
-        LearningRate(spread)  # raises for a wrong one now, and not after the search
-        require_steering(explore, controllers, probe)
         self._searches = search
         self._probe = probe
-        self._settings: dict[str, Any] = {
-            "spread": spread,
-            "explore": explore,
-            "controllers": controllers,
-            "sync_every": sync_every,
-            "records": records,
-        }
+        more: dict[str, Any] = {"controllers": controllers, "sync_every": sync_every, "records": records}
+        self._settings = checked_settings(probe, spread=spread, explore=explore, **more)
         self._loss = loss
         self.found: FoundLR | None = None
         """Holds what the search has found; from the checkpoint after a resume."""

@@ -113,8 +113,8 @@ def plan(is_json: Json = False, **settings: Any) -> None:
     )
     if heard:
         screen.say(
-            f"A controller hears the replicas from about T = {math.ceil(heard)} on: the mean of its last rounds is "
-            f"then clear. Here T is {sync_every} (--sync-every)."
+            f"A controller hears the replicas from about T = {math.ceil(heard)} on: the mean of its last "
+            f"rounds is then clear. Here T is {sync_every} (--sync-every)."
         )
     # What follows from the time of a step is not known where that was not given.
     names = ("overhead_percent", "suggested_sync_every")
