@@ -25,6 +25,8 @@ _HIGHEST = 1e9
 """Of a learning rate to start from. The search multiplies it, and torch's numbers end at 1e38."""
 _PROBE_STEPS = 4
 """Without a probe, the batches of so many steps serve as one. Trials do not train on them."""
+_SAME = 1e-3
+"""Share of a loss by which it may differ on the same weights and data: not every kernel repeats its sums."""
 
 
 class Trainee(Protocol):
@@ -146,6 +148,11 @@ class Search:
         )
         num_bad, asked = self._trainee.num_bad(), self._trainee.asked
         left_out = f"; {num_bad} batches whose loss is not finite were left out" if num_bad else ""
+        if self._is_noisy:
+            left_out += (
+                "; the loss of the same data differs from call to call, so the answer is unsure: let it draw "
+                "its random numbers from torch's own generator"
+            )
         shown = next(lr for lr in asked if lr)
         return FoundLR(
             lr=[found.factor * lr for lr in asked],
@@ -163,6 +170,7 @@ class Search:
         """Raise the learning rate until the loss turns: factors and losses, and the factor of the lowest."""
         self._trainee.begin_ramp()
         self._progress.begin("ramp", self._sizes.most_ramp_steps)
+        once = self._trainee.score(self._probe[:1])
         ramp, seen = decisions.Ramp(), list[tuple[float, float]]()
         while not ramp.is_over:
             step = ramp.num_steps
@@ -174,6 +182,7 @@ class Search:
             if not ramp.is_over:
                 self._trainee.ramp_step(factor, next(self._batches))
             self._progress.step()
+        self._is_noisy = abs(seen[0][1] - once) > _SAME * abs(once)
         return seen, decisions.ramp_factor(ramp.low_step, self._sizes.ramp)
 
     def _trials(self, lead: float, num_steps: int) -> list[decisions.Trial]:

@@ -87,6 +87,18 @@ def test_a_ramp_ends_where_the_loss_is_lost_and_says_so():
     assert found.ramp[-1][1] == math.inf and all(math.isfinite(loss) for _, loss in found.ramp[:-1])
 
 
+def test_a_loss_that_differs_from_call_to_call_is_told():
+    class Noisy(Valley):
+        num_scores = 0
+
+        def score(self, batches):
+            self.num_scores += 1
+            return super().score(batches) * (1 + 0.01 * (self.num_scores % 2))
+
+    assert "differs from call to call" in search(Noisy(best=5.0)).reason
+    assert "differs" not in search(Valley(best=5.0)).reason
+
+
 class Mountain(Valley):
     """Nothing is learnt in the ramp."""
 
