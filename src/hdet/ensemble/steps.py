@@ -9,10 +9,12 @@ from torch.optim import Optimizer
 
 from hdet.errors import HdetError, WarnOnce
 from hdet.replicas.optimizers import partitioning_layer
-from hdet.replicas.tensors import AveragedTensors, local_part, parameters_of
+from hdet.replicas.tensors import AveragedTensors, local_part, parameters_of, real_view
 
 _MOST_BEFORE_THE_FIRST_CALL = 4
 """Loading a distributed checkpoint, among others, makes a step or two that change nothing."""
+_LOOKS = (4, 8, 16, 64)
+"""Calls in a row without a step after which some parameters are read. It waits for the device."""
 
 NOTICES = {
     "past the end": "step() was called after total_steps={total_steps} steps: the schedule stays at its last "
@@ -51,6 +53,8 @@ class StepCounter:
         self._is_called = False
         self._may_be_early = False  # until the first call that counts
         self._used: tuple[Tensor, Tensor, int] | None = None
+        self._num_in_a_row = 0  # calls since the optimizer has stepped
+        self._last_sums: list[float] = []
 
     def optimizer_stepped(self) -> None:
         """Note a step of the optimizer. Raises if the one before was not counted."""
@@ -76,10 +80,29 @@ class StepCounter:
         self._num_uncounted = 0
         if has_stepped and self._may_be_early:
             self._judge_order()
+        if has_stepped:
+            self._num_in_a_row = 0
+        elif self.has_seen_steps:
+            self._num_in_a_row += 1
+            if self._num_in_a_row in _LOOKS:
+                self._look_for_another_optimizer()
         counts = has_stepped or not (self.has_seen_steps or self._is_skipped())
         if is_first:
             self._may_be_early = not counts
         return counts
+
+    def _look_for_another_optimizer(self) -> None:
+        """Tell where parameters move though the optimizer does not step. Fused ones leave no other trace."""
+        sample = sorted((p for p in self._parameters if p.requires_grad), key=Tensor.numel)[:4]
+        sums = [real_view(local_part(p.detach())).double().sum().nan_to_num().item() for p in sample]
+        before, self._last_sums = self._last_sums, sums
+        if self._num_in_a_row > _LOOKS[0] and sums != before:
+            self._warn(
+                "another optimizer",
+                f"step() has counted nothing in {self._num_in_a_row} calls: parameters move, but the optimizer "
+                "that hdet was given makes no step. It was copied or built anew. Build hdet.AutoLR, or what "
+                "you call in its place, with the optimizer that trains, and load the state_dict() of this one",
+            )
 
     def _judge_order(self) -> None:
         """See whether there are newer gradients than those that the optimizer has used.

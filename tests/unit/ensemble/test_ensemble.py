@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import hdet
 from hdet.ensemble.sync import LossTable, excluded_replicas
 from hdet.replicas import ReplicaGroup, Report
 from hdet.replicas.losses import LossSum
+from tests.helpers.models import Net, batch, loss_of
 
 
 def make(**settings: Any) -> tuple[torch.optim.Optimizer, hdet.Ensemble]:
@@ -215,6 +217,45 @@ def test_an_optimizer_that_is_never_seen_to_step_leaves_every_call_counted() -> 
     for _ in range(3):
         ensemble.step()
     assert ensemble.num_steps == 3
+
+
+@pytest.mark.parametrize("fault", ["built anew", "copied"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_that_no_longer_trains_is_told_within_a_few_steps(fault: str, fused: bool) -> None:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+    ensemble = hdet.Ensemble(optimizer, sync_every=5)
+
+    def train(num_steps: int) -> None:
+        for step in range(num_steps):
+            loss_of(net, batch(0, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ensemble.step()
+
+    train(10)
+    if fault == "copied":
+        net, optimizer, ensemble = copy.deepcopy((net, optimizer, ensemble))
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+    with pytest.warns(hdet.HdetWarning, match="the optimizer that hdet was given makes no step"):
+        train(8)
+    assert ensemble.num_steps == 10
+
+
+def test_weights_that_are_exchanged_between_micro_batches_are_not_told() -> None:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=5)
+    for step in range(300):
+        loss_of(net, batch(0, step)).backward()
+        if step % 30 == 29:
+            optimizer.step()
+            optimizer.zero_grad()
+        for p in net.parameters():  # a moving average is evaluated, and the weights put back
+            p.data = p.data.clone()
+        ensemble.step()
+    assert ensemble.num_steps == 10
 
 
 def test_observed_micro_batches_make_the_mean() -> None:
