@@ -25,7 +25,7 @@ from hdet.method.recipe import tail_steps
 from hdet.records import RecordSink, RoundRecord
 from hdet.replicas import ReplicaGroup, Replicas
 from hdet.replicas.exchange import raising_together
-from hdet.replicas.optimizers import claim, peak_rate, release
+from hdet.replicas.optimizers import claim, peak_rate, release, start_rates
 from hdet.replicas.probe import Probe
 from hdet.replicas.tail import Tail
 from hdet.replicas.tensors import parameters_of
@@ -172,6 +172,11 @@ class Ensemble(Readings, Closing):
             for tunable in self.explored.learning_rates
         ]
         """Of every slot of every learning rate, as asked for."""
+        rates = start_rates(self.optimizer)
+        self.starts = [
+            [rates[slot.group_index] for slot in tunable.slots] for tunable in self.explored.learning_rates
+        ]
+        """What the user gave for each of them, before any search."""
         stepped = self._counter.optimizer_stepped
         self._begins_equal = self.replicas.attach(self.explored, moments=moments, step_made=stepped)
         claim(self.optimizer, self)
@@ -359,6 +364,7 @@ class Ensemble(Readings, Closing):
         return {
             "num_steps": self.num_steps,
             "peaks": [list(peak) for peak in self.peaks],
+            "starts": [list(start) for start in self.starts],
             "optimizer_steps_are_seen": self._counter.has_seen_steps,
             **state.save_parts(self),
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_RESUMED = "resumed"
+"""Names the factor of a learning rate that was changed for a resume."""
 VERSION = 6
 """Of the state that an ensemble saves."""
 
@@ -34,6 +37,7 @@ _STATE = (
     "version",
     "num_steps",
     "peaks",
+    "starts",
     "optimizer_steps_are_seen",
     "losses",
     "tunables",
@@ -102,9 +106,11 @@ def check_state(state: dict[str, Any], run: Ensemble) -> None:
         )
     check_tunables(state["tunables"], run.explored.tunables)
     learning_rates = run.explored.learning_rates
-    check_list("state_dict peaks", state["peaks"], len(learning_rates), "lists")
-    for peak, tunable in zip(state["peaks"], learning_rates, strict=True):
-        check_numbers("state_dict peaks", peak, len(tunable.slots))
+    for name in ("peaks", "starts"):
+        check_list(f"state_dict {name}", state[name], len(learning_rates), "lists")
+        for rates, tunable in zip(state[name], learning_rates, strict=True):
+            check_numbers(f"state_dict {name}", rates, len(tunable.slots))
+    list(_changed_rates(state, run))  # raises
     require_flag("state_dict optimizer_steps_are_seen", state["optimizer_steps_are_seen"])
     losses = state["losses"]  # of any number of replicas
     require_kind("state_dict losses must be a list", losses, isinstance(losses, (list, tuple)))
@@ -122,6 +128,36 @@ def load_plan(state: dict[str, Any], run: Ensemble) -> None:
         run.scheduler.load_state_dict(state["scheduler"])
     for tunable in run.explored.tunables:
         tunable.load(state["tunables"][tunable.name])
+    for tunable, factor in _changed_rates(state, run):
+        tunable.set_factor(_RESUMED, tunable.factors.get(_RESUMED, 1.0) * factor)
+        run.warn(
+            "another learning rate",
+            "this optimizer was built with another learning rate than the run began with. So the run goes on "
+            f"with x{factor:.3g} of what the checkpoint has, now {tunable.base:.3g}: build the optimizer as "
+            "before to leave it as it was",
+        )
+
+
+def _changed_rates(state: dict[str, Any], run: Ensemble) -> Iterator[tuple[Tunable, float]]:
+    """Find the learning rates that are others than the run began with, and by what factor."""
+    saved = zip(state["starts"], state["peaks"], strict=True)
+    for tunable, here, (start, peak) in zip(run.explored.learning_rates, run.starts, saved, strict=True):
+        # An optimizer that was loaded before the ensemble was built has the rates of the checkpoint.
+        if any(
+            _are_close(here, rates) for rates in (start, peak, state["tunables"][tunable.name]["scheduled"])
+        ):
+            continue
+        factors = [a / b if b else 1.0 for a, b in zip(here, start, strict=True)]
+        if factors[0] <= 0 or not _are_close(factors, factors[:1] * len(factors)):
+            raise ValueError(
+                f"optimizer's learning rates must be {start}, as when the run began, or all of them times "
+                f"one factor, got {here}: build the optimizer so"
+            )
+        yield tunable, factors[0]
+
+
+def _are_close(rates: Sequence[float], others: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(rates, others, strict=True))
 
 
 def load_progress(state: dict[str, Any], run: Ensemble) -> None:

@@ -100,8 +100,8 @@ class StepCounter:
             self._warn(
                 "another optimizer",
                 f"step() has counted nothing in {self._num_in_a_row} calls: parameters move, but the "
-                "optimizer that hdet was given makes no step. It was copied or built anew. Build hdet.AutoLR, "
-                "or what you call, with the optimizer that trains, and load the state_dict() of this one",
+                "optimizer that hdet was given makes no step. It was copied or built anew. Build hdet.AutoLR "
+                "with the optimizer that trains, and load the state_dict() of this one",
             )
 
     def _judge_order(self) -> None:

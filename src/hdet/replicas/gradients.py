@@ -2,6 +2,7 @@
 
 # No postponed annotations here: DistributedDataParallel reads those of the hook, and refuses strings.
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from hdet.errors import ReplicasDifferError
+from hdet.replicas.exchange import exchange, exchange_within
 from hdet.replicas.group import ReplicaGroup, meshes_of
+from hdet.replicas.tensors import local_part, parameters_of, real_view
 
 
 class GradientExchange:
@@ -75,6 +80,60 @@ def mesh_of_replicas(group: ReplicaGroup, parameters: Sequence[Tensor]) -> Any |
         if any(dist.get_process_group_ranks(mesh.get_group(i)) == replicas for i in range(mesh.ndim)):
             return mesh
     return None
+
+
+_TENSORS, _ELEMENTS, _DIRECTIONS = 64, 1024, 8
+"""Of gradients that are compared: how many, how much of each, and along how many random directions."""
+_APART = 0.1
+"""Distance between the directions of two gradients, over which they are not the same one."""
+
+
+class SharedGradients:
+    """Sees that replicas that differ train with one gradient, at the first sync that finds any.
+
+    Their weights tell nothing then. Gradients are compared by their directions: an optimizer may have scaled
+    them in place by a replica's own values.
+
+    Args:
+        group: who takes part.
+        optimizer: of what is trained.
+    """
+
+    def __init__(self, group: ReplicaGroup, optimizer: Optimizer) -> None:
+        self._group = group
+        self._optimizer = optimizer
+        self._is_seen = not group.communicates
+
+    @torch.no_grad()
+    def require(self, num_steps: int) -> None:
+        """Raise on all replicas alike if they do not share their gradients. Collective until it is known."""
+        if self._is_seen:
+            return
+        rows = exchange(self._group, self._directions())
+        mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+        apart = max(math.dist(row, mean) for row in rows) / math.sqrt(_DIRECTIONS)
+        known = float(all(any(row) for row in rows))
+        everywhere = exchange_within(self._group, [known, apart])
+        self._is_seen = all(row[0] for row in everywhere)
+        apart = max(row[1] for row in everywhere)
+        if self._is_seen and apart > _APART:
+            raise ReplicasDifferError(
+                f"at step {num_steps} replicas must share their gradients, but they differ by {apart:.2g} of "
+                "their size: wrap the model in DistributedDataParallel and compute the loss with it, or pass "
+                "gradients='local', with which each replica keeps its own"
+            )
+
+    def _directions(self) -> list[float]:
+        """The gradient along a few random directions, over its size; zeros where there is none."""
+        gradients = [p.grad for p in parameters_of(self._optimizer) if p.grad is not None][:_TENSORS]
+        parts = [real_view(local_part(g)).reshape(-1)[:_ELEMENTS].double().cpu() for g in gradients]
+        flat = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        size = flat.norm().item()
+        if not 0 < size < math.inf:
+            return [0.0] * _DIRECTIONS
+        generator = torch.Generator().manual_seed(0)
+        signs = 2 * torch.randint(2, (_DIRECTIONS, len(flat)), generator=generator) - 1
+        return (signs.double() @ flat / size).tolist()
 
 
 def finite_mean_hook(

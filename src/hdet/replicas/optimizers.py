@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -176,6 +177,16 @@ def unused_answer(optimizer: Optimizer) -> list[float] | None:
     peaks = [peak_rate(group) for group in optimizer.param_groups]
     asked, found = _searched.get(optimizer, (None, None))
     return found if peaks == asked != found else None
+
+
+def start_rates(optimizer: Optimizer) -> list[float]:
+    """Return the learning rates that the user gave: the guess, where a search has found others."""
+    peaks = [peak_rate(group) for group in optimizer.param_groups]
+    asked, found = _searched.get(optimizer, (None, None))
+    is_found = found is not None and all(
+        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(peaks, found, strict=False)
+    )
+    return asked if asked is not None and is_found else peaks
 
 
 @contextmanager

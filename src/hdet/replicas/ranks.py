@@ -24,7 +24,7 @@ from hdet.replicas.exchange import (
     joined_checksum,
     require_same_training,
 )
-from hdet.replicas.gradients import GradientExchange
+from hdet.replicas.gradients import GradientExchange, SharedGradients
 from hdet.replicas.group import ReplicaGroup
 from hdet.replicas.health import Equality, Health, Verdict, heal
 from hdet.replicas.losses import NOTHING, LossMeter, LossSum, evaluating
@@ -94,6 +94,7 @@ class RankReplicas:
         self._losses = LossMeter()
         self.add_loss = self._losses.add
         self._gradients = GradientExchange(self.model)
+        self._shared_gradients = SharedGradients(self.group, self.optimizer)
         self._has_local_gradients = False
         self._has_trained_alone = False
         self._is_known_to_part = False
@@ -221,6 +222,8 @@ class RankReplicas:
 
     def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """The one small exchange of a sync. Collective."""
+        if self._explores and not self._has_local_gradients:
+            self._shared_gradients.require(num_steps)
         weights = self.weights()
         moments = self._averaged_moments()
         is_finite = self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)

@@ -141,13 +141,15 @@ class FoundLR:
 
     def write(self, optimizer: Optimizer) -> None:
         """Give the optimizer the learning rates that were found, as the peaks of a schedule to come."""
-        from hdet.replicas.optimizers import plain_optimizer  # imports torch, which hdet.jax does without
+        # They import torch, which hdet.jax does without.
+        from hdet.replicas.optimizers import plain_optimizer, remember_search, start_rates
 
         optimizer = plain_optimizer(optimizer)
         if len(optimizer.param_groups) != len(self.lr):
             must = f"must have the {len(self.lr)} parameter groups that the search had"
             got, remedy = str(len(optimizer.param_groups)), "search with the optimizer that trains"
             raise bad_argument("optimizer", must, got, remedy)
+        remember_search(optimizer, start_rates(optimizer), self.lr)
         for group, lr in zip(optimizer.param_groups, self.lr, strict=True):
             set_rate(group, lr)
             for name in ("initial_lr", "max_lr"):
