@@ -60,7 +60,7 @@ def settings_of(
 
 
 def _is_steered(controllers: Sequence[AnyController]) -> bool:
-    return any(isinstance(one, Thermostat) for one in controllers)
+    return any(isinstance(one, Thermostat) for one in controllers_of(controllers))
 
 
 class _RecipeLR(LambdaLR):

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adagrad, Optimizer, RMSprop
 
 from hdet.auto import AutoLR
 from hdet.checkpoints import load_checkpoint
-from hdet.checks import require_choice, require_kind
+from hdet.checks import require_choice, require_kind, require_path
 from hdet.errors import bad_argument
 from hdet.explore import Hyperparameter, LearningRate, WeightDecay
 from hdet.explore.values import hyperparameters_of
@@ -205,6 +205,8 @@ def tune(
         if held is None and any(isinstance(one, HeldOutWeightDecay) for one in given or ()):
             remedy = "training data cannot tell if a model overfits. Pass held_out=batches"
             raise bad_argument("held_out", "must be given for a HeldOutWeightDecay", "None", remedy)
+        if resume is not None:
+            require_path("resume", resume)
         if resume is not None and group.within:
             remedy = "pass learning_rate='keep', and load with torch.distributed.checkpoint"
             raise bad_argument("resume", "must be None for a sharded model", str(resume), remedy)

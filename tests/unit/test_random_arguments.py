@@ -187,6 +187,18 @@ def doors(it: Things) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 "progress": False,
             },
         ),
+        "tune": (
+            hdet.tune,
+            {
+                **defaults(hdet.tune),
+                **trained,
+                "batches": it.batches,
+                "loss": loss_of,
+                "total_steps": 60,
+                "learning_rate": "keep",
+                "progress": False,
+            },
+        ),
         "Probe": (hdet.Probe, {"batches": it.batches, "loss": loss_of}),
         "ReplayLR": (
             hdet.ReplayLR,
