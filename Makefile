@@ -114,6 +114,7 @@ reproduce: $(DEV_STAMP) ## Repeat the paper's experiments: docs/reproduction.md.
 	$(BIN)/python -m research ablate --task charlm --steps 500 --seeds 3 --decisive-seeds 10 --out runs/reproduction/charlm
 	$(BIN)/python -m research ablate --task charlm --option characters=20000 --steps 1000 --seeds 2 --decisive-seeds 10 --out runs/reproduction/charlm-epochs
 	$(BIN)/python -m research ablate --task feed --option steps_per_year=500 --steps 500 --seeds 3 --decisive-seeds 10 --lrs 0.003162,0.005623,0.01,0.01778 --out runs/reproduction/feed
+	$(BIN)/python -m research.ablation.recovery runs/reproduction/recovery
 	$(BIN)/python -m research claims --steps 300 --seeds 3 --out runs/reproduction/claims
 	$(BIN)/python -m research claims --steps 300 --seeds 8 --study exploration --out runs/reproduction/claims
 	$(BIN)/python -m research claims --table runs/reproduction/claims
