@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hdet.lab.cli.options import Jobs, Quiet
-from hdet.lab.cli.screen import Exit, Screen, usage_errors
-from hdet.lab.pool import stop_on_signal
+from hdet.lab.cli.screen import usage_errors
+from research.commands.running import run_and_show
 from research.commands.zoo import SPLITS
 
 __all__ = ["explore"]
@@ -44,7 +45,6 @@ def explore(
     from research.explore.problems import names
     from research.explore.summary import tables
 
-    screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
         require_choice("--split", split, tuple(SPLITS))
         wanted = [name for name in problems.split(",") if name]
@@ -53,22 +53,15 @@ def explore(
         chosen = [stage for stage in stages.split(",") if stage]
         for stage in chosen:
             require_choice("--stages", stage, ("main", "starts", "lr", "joint"))
-        if not is_table:
-            with (
-                stop_on_signal() as should_stop,
-                screen.progress(1000, "explore (‰)", shows_loss=False) as bar,
-            ):
-                is_complete = run_study(
-                    out,
-                    split=SPLITS[split],
-                    problems=wanted,
-                    num_seeds=seeds,
-                    stages=chosen,
-                    num_jobs=jobs,
-                    on_done=lambda done, total: bar.update(1000 * done // total),
-                    should_stop=should_stop,
-                )
-        screen.say(tables(open_ledger(out).records))
-    if not is_complete:
-        screen.say("stopped; the same command goes on")
-        raise typer.Exit(Exit.STOPPED)
+        run = partial(
+            run_study,
+            out,
+            split=SPLITS[split],
+            problems=wanted,
+            num_seeds=seeds,
+            stages=chosen,
+            num_jobs=jobs,
+        )
+        run_and_show(
+            "explore", None if is_table else run, lambda: tables(open_ledger(out).records), quiet=quiet
+        )

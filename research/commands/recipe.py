@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hdet.lab.cli.options import Jobs, Quiet
-from hdet.lab.cli.screen import Exit, Screen, usage_errors
-from hdet.lab.pool import stop_on_signal
+from hdet.lab.cli.screen import usage_errors
+from research.commands.running import run_and_show
 from research.commands.zoo import SPLITS
 
 __all__ = ["recipe"]
@@ -43,25 +44,17 @@ def recipe(
     from research.recipe.experiment import open_ledger, run_study
     from research.recipe.summary import tables
 
-    screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
         require_choice("--split", split, tuple(SPLITS))
-        if not is_table:
-            with (
-                stop_on_signal() as should_stop,
-                screen.progress(1000, "recipe (‰)", shows_loss=False) as bar,
-            ):
-                is_complete = run_study(
-                    out,
-                    split=SPLITS[split],
-                    problems=[name for name in problems.split(",") if name],
-                    arms=[arm.strip() for arm in arms.split(",") if arm],
-                    num_seeds=seeds,
-                    num_jobs=jobs,
-                    on_done=lambda done, total: bar.update(1000 * done // total),
-                    should_stop=should_stop,
-                )
-        screen.say(tables(open_ledger(out).records))
-    if not is_complete:
-        screen.say("stopped; the same command goes on")
-        raise typer.Exit(Exit.STOPPED)
+        run = partial(
+            run_study,
+            out,
+            split=SPLITS[split],
+            problems=[name for name in problems.split(",") if name],
+            arms=[arm.strip() for arm in arms.split(",") if arm],
+            num_seeds=seeds,
+            num_jobs=jobs,
+        )
+        run_and_show(
+            "recipe", None if is_table else run, lambda: tables(open_ledger(out).records), quiet=quiet
+        )

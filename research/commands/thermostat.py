@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hdet.lab.cli.options import Jobs, Quiet, Seeds
-from hdet.lab.cli.screen import Exit, Screen, usage_errors
-from hdet.lab.pool import stop_on_signal
+from hdet.lab.cli.screen import usage_errors
+from research.commands.running import run_and_show
 
 __all__ = ["thermostat"]
 
@@ -39,24 +40,18 @@ def thermostat(
     from research.thermostat.summary import law_tables
     from research.thermostat.verdict import loop_tables
 
-    screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
-        if not is_table:
-            with (
-                stop_on_signal() as should_stop,
-                screen.progress(1000, "thermostat (‰)", shows_loss=False) as bar,
-            ):
-                is_complete = run_study(
-                    out,
-                    problems=[name for name in problems.split(",") if name],
-                    seeds=range(seeds),
-                    stages=[stage for stage in stages.split(",") if stage],
-                    num_jobs=jobs,
-                    on_done=lambda done, total: bar.update(1000 * done // total),
-                    should_stop=should_stop,
-                )
-        records = open_ledger(out).records
-        screen.say(f"{law_tables(records)}\n\n{loop_tables(records)}")
-    if not is_complete:
-        screen.say("stopped; the same command goes on")
-        raise typer.Exit(Exit.STOPPED)
+        run = partial(
+            run_study,
+            out,
+            problems=[name for name in problems.split(",") if name],
+            seeds=range(seeds),
+            stages=[stage for stage in stages.split(",") if stage],
+            num_jobs=jobs,
+        )
+
+        def show() -> str:
+            records = open_ledger(out).records
+            return f"{law_tables(records)}\n\n{loop_tables(records)}"
+
+        run_and_show("thermostat", None if is_table else run, show, quiet=quiet)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hdet.lab.cli.options import Jobs, Quiet, Seeds
-from hdet.lab.cli.screen import Exit, Screen, numbers, usage_errors
-from hdet.lab.pool import stop_on_signal
+from hdet.lab.cli.screen import numbers, usage_errors
+from research.commands.running import run_and_show
 
 if TYPE_CHECKING:
     from research.zoo.problem import Split
@@ -47,29 +48,24 @@ def zoo(
     from research.zoo.experiment import open_ledger, run_zoo
     from research.zoo.summary import table
 
-    screen, is_complete = Screen(is_json=False, is_quiet=quiet), True
     with usage_errors():
         require_choice("--split", split, tuple(SPLITS))
         wanted = [name for name in problems.split(",") if name]
         for name in wanted:
             require_choice("--problems", name, tuple(names()))
-        if not is_table:
-            with (
-                stop_on_signal() as should_stop,
-                screen.progress(1000, "zoo (‰)", shows_loss=False) as bar,  # the sweep may grow as it runs
-            ):
-                is_complete = run_zoo(
-                    methods=[method for method in methods.split(",") if method],
-                    split=SPLITS[split],
-                    problems=wanted,
-                    starts=numbers("--starts", starts),
-                    seeds=range(seeds),
-                    folder=out,
-                    num_jobs=jobs,
-                    on_done=lambda done, total: bar.update(1000 * done // total),
-                    should_stop=should_stop,
-                )
-        screen.say(table(open_ledger(out).records, seeds=range(seeds)))
-    if not is_complete:
-        screen.say("stopped; the same command goes on")
-        raise typer.Exit(Exit.STOPPED)
+        run = partial(
+            run_zoo,
+            methods=[method for method in methods.split(",") if method],
+            split=SPLITS[split],
+            problems=wanted,
+            starts=numbers("--starts", starts),
+            seeds=range(seeds),
+            folder=out,
+            num_jobs=jobs,
+        )
+        run_and_show(
+            "zoo",
+            None if is_table else run,
+            lambda: table(open_ledger(out).records, seeds=range(seeds)),
+            quiet=quiet,
+        )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,17 @@ from research.compare.timing import seconds_in_turn
 from research.peers import METHODS
 from research.peers.base import Job
 
-__all__ = ["SWEEP", "Ledger", "Record", "read_ledger", "run_missing", "task_of", "timed_in_turn", "train_one"]
+__all__ = [
+    "SWEEP",
+    "Ledger",
+    "Record",
+    "finishing",
+    "read_ledger",
+    "run_missing",
+    "task_of",
+    "timed_in_turn",
+    "train_one",
+]
 
 Record = dict[str, Any]
 
@@ -140,6 +151,40 @@ def run_missing(
             ledger.add(record)
             on_done()
     return all(spec in ledger for spec in specs)
+
+
+@contextmanager
+def finishing(
+    ledger: Ledger,
+    train: Callable[[Record], Record],
+    num_jobs: int,
+    on_done: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+) -> Iterator[Callable[[list[Record]], bool]]:
+    """Give a function that runs what a ledger does not have yet, and tells if all is there in the end.
+
+    Args:
+        ledger: where results go.
+        train: makes a spec a record, a function that a process can import.
+        num_jobs: runs at a time; 0 for one per core.
+        on_done: called with the number of runs done, and that of all as far as it is known.
+        should_stop: asked now and then.
+    """
+    done = total = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_done(done, total)
+
+    with Pool(num_jobs) as pool:
+
+        def finish(specs: list[Record]) -> bool:
+            nonlocal total
+            total += sum(spec not in ledger for spec in specs)
+            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
+
+        yield finish
 
 
 def train_one(spec: Record, train: Callable[[Record], Record] | None = None) -> Record | None:

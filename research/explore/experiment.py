@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 import hdet
-from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.weight_decay import START
-from research.compare.ledger import Ledger, Record, run_missing
+from research.compare.ledger import Ledger, Record, finishing
 from research.explore.problem import Problem
 from research.explore.problems import GRID, PROBLEMS, names
 from research.zoo.problem import Split
@@ -67,20 +66,8 @@ def run_study(
         should_stop: asked now and then.
     """
     wanted = [name for name in names(split) if not problems or name in problems]
-    ledger, done, total = open_ledger(folder), 0, 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_done(done, total)
-
-    with Pool(num_jobs) as pool:
-
-        def finish(specs: list[Record]) -> bool:
-            nonlocal total
-            total += sum(spec not in ledger for spec in specs)
-            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
-
+    ledger = open_ledger(folder)
+    with finishing(ledger, train, num_jobs, on_done, should_stop) as finish:
         if not finish([_spec(name, "find", "", None, PROBLEMS[name].default_decay, 0) for name in wanted]):
             return False
         rates = {name: rate_of(ledger.records, name) for name in wanted}

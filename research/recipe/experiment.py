@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hdet.checks import require_choice
 from hdet.errors import HdetError
-from hdet.lab.pool import Pool
 from hdet.method.recipe import Recipe
-from research.compare.ledger import Ledger, Record, run_missing
+from research.compare.ledger import Ledger, Record, finishing
 from research.recipe.arms import ARMS
 from research.recipe.problems import PROBLEMS, names
 from research.recipe.sweep import (
@@ -68,20 +67,8 @@ def run_study(
     wanted = [require_choice("problems", name, tuple(names())) for name in problems] or names(split)
     for arm in arms:
         ARMS[require_choice("arms", arm, tuple(ARMS))].require()
-    ledger, done, total = open_ledger(folder), 0, 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_done(done, total)
-
-    with Pool(num_jobs) as pool:
-
-        def finish(specs: list[Record]) -> bool:
-            nonlocal total
-            total += sum(spec not in ledger for spec in specs)
-            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
-
+    ledger = open_ledger(folder)
+    with finishing(ledger, train, num_jobs, on_done, should_stop) as finish:
         for name in wanted:
             while specs := _next_of_baseline(name, ledger):
                 if not finish(specs):

@@ -12,10 +12,9 @@ import torch
 from torch.optim import SGD
 
 from hdet.checks import require_choice
-from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.thermostat import FOUND, GUESS, LAST, Round, Thermostat, ThermostatState, steered
-from research.compare.ledger import Ledger, Record, run_missing
+from research.compare.ledger import Ledger, Record, finishing
 from research.peers.base import Job
 from research.thermostat.problems import GRID, NUM_RANDOM, RandomProblem
 from research.thermostat.run import train_run
@@ -106,20 +105,8 @@ def run_study(
     """
     every = [*names(), *(f"random {n}" for n in range(NUM_RANDOM))]
     wanted = [require_choice("problems", name, tuple(every)) for name in problems] or list(ZOO)
-    ledger, done, total = open_ledger(folder), 0, 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_done(done, total)
-
-    with Pool(num_jobs) as pool:
-
-        def finish(specs: list[Record]) -> bool:
-            nonlocal total
-            total += sum(spec not in ledger for spec in specs)
-            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
-
+    ledger = open_ledger(folder)
+    with finishing(ledger, train, num_jobs, on_done, should_stop) as finish:
         while "random" in stages and (
             specs := [s for n in range(NUM_RANDOM) for s in _next_random(n, ledger)]
         ):

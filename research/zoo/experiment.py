@@ -13,10 +13,9 @@ import torch
 from torch.optim import SGD
 
 from hdet.checks import require_choice
-from hdet.lab.pool import Pool
 from hdet.method.fan_out import derived_seed
 from hdet.method.recipe import Recipe
-from research.compare.ledger import Ledger, Record, run_missing
+from research.compare.ledger import Ledger, Record, finishing
 from research.peers import METHODS
 from research.peers.base import Diverged, Job, Trained
 from research.peers.plain import plain_run
@@ -81,20 +80,8 @@ def run_zoo(
     for method in methods:
         require_choice("methods", method, tuple(METHODS))
         METHODS[method].require()
-    ledger, done, total = open_ledger(folder), 0, 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_done(done, total)
-
-    with Pool(num_jobs) as pool:
-
-        def finish(specs: list[Record]) -> bool:
-            nonlocal total
-            total += sum(spec not in ledger for spec in specs)
-            return run_missing(specs, ledger, pool, train=train, on_done=count, should_stop=should_stop)
-
+    ledger = open_ledger(folder)
+    with finishing(ledger, train, num_jobs, on_done, should_stop) as finish:
         while specs := [s for name in wanted for s in _next_of_sweep(name, seeds, ledger)]:
             if not finish(specs):
                 return False
