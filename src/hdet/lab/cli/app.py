@@ -77,9 +77,9 @@ def run(
         if paper:
             of_paper = RunConfig.of_paper(settings["steps"])
             of_paper["controllers"] = ",".join(of_paper["controllers"])
-            for name, value in of_paper.items():
-                if str(context.get_parameter_source(name)).endswith("DEFAULT"):
-                    settings[name] = value
+            for key, value in of_paper.items():
+                if str(context.get_parameter_source(key)).endswith("DEFAULT"):
+                    settings[key] = value
             screen.say(
                 f"as in the paper: a sync every {settings['sync_every']} steps, and the controller from step "
                 f"{settings['controller_start']} on; 1000 and 100,000 where a run has 300,000 steps"

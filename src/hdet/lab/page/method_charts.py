@@ -79,7 +79,10 @@ def said_charts(run: Run) -> Iterator[Chart]:
     traces = [estimates(one.losses, one.name, series_color(i, len(said))[0]) for i, one in enumerate(said)]
     counts = (one.counts + ("" if one.side else f" ({one.verdict})") for one in said)
     caption = "".join(f"{told[:1].upper()}{told[1:]}. " for told in counts)
-    caption += "".join(f"Signal over noise of {one.name}: {one.loudness}. " for one in said)
+    loud = dict[str, list[str]]()
+    for one in said:
+        loud.setdefault(one.loudness, []).append(one.name)
+    caption += "".join(f"Signal over noise of {', '.join(who)}: {how}. " for how, who in loud.items())
     caption += "Dots are means over the rounds, with two standard errors. Short rounds favour small learning "
     caption += "rates, so the better side of a round is not always the better one in the end."
     axes = "loss minus mean of the round", "value over the mean value"

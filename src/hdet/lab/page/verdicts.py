@@ -76,8 +76,8 @@ class Said:
         is_clear = abs(self.ratio) > least
         steps = heard_from(self.sync_every, self.ratio if is_clear else least)
         amount = f"{abs(self.ratio):.2g}" if is_clear else f"below {least:.2g}"
-        when = "from about" if is_clear else "not before"
-        return f"{amount} a round, a controller hears them {when} T = {float(f'{max(1, steps):.2g}'):,.0f}"
+        hears = "hears them from about" if is_clear else "does not hear them before"
+        return f"{amount} a round, a controller {hears} T = {float(f'{max(1, steps):.2g}'):,.0f}"
 
 
 def explored(records: Sequence[RoundRecord]) -> list[str]:

@@ -81,7 +81,7 @@ def test_the_papers_settings_are_one_switch_and_what_else_is_given_counts(hdet, 
         "optimizer": "adam",
         "probe": False,
     }
-    assert chosen.items() <= run.config.items()
+    assert chosen.items() <= run.config.items() and run.name == "here"
     in_order = [1 + (r - 3.5) / 3.5 / 9 for r in range(8)]
     rows = [record.multipliers["lr"] for record in run.records]
     assert len(rows) == 12 and all(row == pytest.approx(in_order) for row in rows[:4])

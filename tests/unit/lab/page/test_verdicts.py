@@ -42,7 +42,7 @@ def test_a_side_is_found_under_noise_and_none_where_there_is_none(slope: float, 
 @pytest.mark.parametrize(
     ("slope", "said"),
     [
-        (0.0, "below 0.2 a round, a controller hears them not before T = 53"),
+        (0.0, "below 0.2 a round, a controller does not hear them before T = 53"),
         (1.0, "0.96 a round, a controller hears them from about T = 2"),
     ],
 )
