@@ -128,7 +128,8 @@ def table(records: Sequence[Record]) -> str:
     for case in dict.fromkeys(map(_case, records)):
         group = [record for record in records if _case(record) == case]
         rows = {key: [r for r in group if r["row"] == key] for key in names()}
-        parts += [f"### {case}, {len({record['seed'] for record in group})} seeds", ""]
+        seeds = len({record["seed"] for record in group})
+        parts += [f"### {case}, {seeds} seed{'s' * (seeds > 1)}", ""]
         heads = ["row", "LR", "held-out loss", "training loss", "AUC", "NE", "crashed"]
         parts += [table_line(heads), table_line(["---", *["---:"] * 6])]
         parts += [_line(names()[key], runs) for key, runs in rows.items() if runs]
