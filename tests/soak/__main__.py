@@ -1,7 +1,8 @@
 """Many random faults on four ranks, with new seeds until the time is over: ``make soak``.
 
 For each seed one run is killed again and again, and must end in the bits of an undisturbed run. Another is
-killed and spoilt, and must end finite, equal on all ranks, and as good. Seeds are printed, and ``--seed``
+killed and spoilt, and must end finite, equal on all ranks, and as good. Runs of five kinds with all
+controllers are resumed at random steps, and must end in the same bits. Seeds are printed, and ``--seed``
 repeats one.
 """
 
@@ -23,27 +24,44 @@ from tests.helpers.chaos import (
     random_spoils,
     run_to_the_end,
 )
+from tests.helpers.replicas import end_processes, run_replicas
+from tests.helpers.resumes import KINDS, resumes
+
+_LONGEST_SECONDS = 1200.0
 
 PLAN = Plan(world_size=4, total_steps=400)
 NUM_KILLS, NUM_SPOILS = 12, 12
+NUM_RESUMES, LEAST_RESUMES = 10, 200
+"""Of one run, and of all together."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="of the first faults (default: the time)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="when to stop (default 10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long at least (default 10)")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     begin = time.monotonic()
     seed = int(time.time()) if args.seed is None else args.seed
-    left = longest = 60 * args.minutes
-    num_seeds = num_faults = 0
-    while num_seeds == 0 or left > 1.2 * longest:
-        num_faults += soak(seed, timeout_seconds=left)
+    num_seeds = num_faults = num_resumes = 0
+    while num_resumes < LEAST_RESUMES or time.monotonic() - begin < 60 * args.minutes:
+        num_resumes += soak_resumes(seed)
+        num_faults += soak(seed, timeout_seconds=_LONGEST_SECONDS)
         num_seeds, seed = num_seeds + 1, seed + 1
-        spent = time.monotonic() - begin
-        left, longest = 60 * args.minutes - spent, spent / num_seeds
-    print(f"survived {num_faults} faults of {num_seeds} seeds in {time.monotonic() - begin:.0f} s")
+    print(
+        f"survived {num_faults} faults and {num_resumes} resumes of {num_seeds} seeds in "
+        f"{time.monotonic() - begin:.0f} s"
+    )
+
+
+def soak_resumes(seed: int) -> int:
+    """Resume a run of each kind at random steps; the number of resumes."""
+    for kind, world_size in KINDS.items():
+        answers = run_replicas(resumes, world_size, kind, seed, NUM_RESUMES, timeout_seconds=_LONGEST_SECONDS)
+        assert all(not differing for _, differing in answers), f"seed {seed}, {kind}: {answers}"
+        print(f"seed {seed}, {kind}: {NUM_RESUMES} resumes, {answers[0][0]} brakes", flush=True)
+    end_processes()
+    return len(KINDS) * NUM_RESUMES
 
 
 def soak(seed: int, *, timeout_seconds: float) -> int:
