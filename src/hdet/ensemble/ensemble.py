@@ -234,7 +234,8 @@ class Ensemble(Readings, Closing):
                 take(loss)
         if not self._counter.takes_call() or skipped:
             return False
-        self.watch.require_same_groups()
+        if len(self.optimizer.param_groups) != self.watch.num_groups:
+            self.watch.require_same_groups()
         if self._is_ready_to_save:
             self._is_ready_to_save = False
             self.controllers.after_save()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from torch import nn
@@ -124,7 +125,7 @@ class Settings:
         """Tell if each replica trains with its own gradients."""
         return self.gradients == "local"
 
-    @property
+    @cached_property
     def num_fixed_rounds(self) -> float:
         """Count the rounds before replicas are compared, in which ``assignment="paper"`` keeps places."""
         return num_fixed_rounds(comparing(self.controllers), self.sync_every)

@@ -156,15 +156,15 @@ class ParameterWatch:
         self._is_partitioned = partitioning_layer(layers) is not None
         self._averaged = AveragedTensors(self._optimizer, model)
         self._last = self._averaged.now()
-        self._num_groups = len(self._optimizer.param_groups)
+        self.num_groups = len(self._optimizer.param_groups)
         # They are kept, so that no other gets the same id.
         self._trained, self._of_model = parameters_of(self._optimizer), self._averaged.of_model
 
     def require_same_groups(self) -> None:
-        """Raise where groups were added to the optimizer. It costs next to nothing."""
-        if len(self._optimizer.param_groups) != self._num_groups:
+        """Raise where groups were added to the optimizer."""
+        if len(self._optimizer.param_groups) != self.num_groups:
             raise HdetError(
-                f"the optimizer had {self._num_groups} parameter groups when the ensemble was built, but it "
+                f"the optimizer had {self.num_groups} parameter groups when the ensemble was built, but it "
                 f"has {len(self._optimizer.param_groups)} now: build the ensemble after add_param_group()"
             )
 

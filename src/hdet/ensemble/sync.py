@@ -35,6 +35,8 @@ class LossTable:
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas
+        self.means: list[float | None] = []
+        """Of every replica when losses were added last; None where it saw no finite one."""
         self.clear()
 
     def clear(self, rows: Sequence[Sequence[float]] = ()) -> None:
@@ -49,15 +51,11 @@ class LossTable:
     def add(self, losses: Sequence[LossSum]) -> None:
         """Add the losses of every replica since the last exchange."""
         self.rows = [LossSum(*map(add, row, one)) for row, one in zip(self.rows, losses, strict=True)]
+        self.means = [row.total / row.num_finite if row.num_finite else None for row in self.rows]
 
     def forget(self, replica: int) -> None:
         """Drop what a replica has seen in this round: it was of parameters that are gone."""
         self.rows[replica] = NOTHING
-
-    @property
-    def means(self) -> list[float | None]:
-        """Take the mean loss of every replica; None where it saw no finite one."""
-        return [row.total / row.num_finite if row.num_finite else None for row in self.rows]
 
 
 @dataclass
@@ -189,7 +187,7 @@ class Converge:
     def run(self, sync: Sync) -> None:
         """Give every replica the mean over those that are not left out, or what the merge rule says."""
         replicas, tail, record = self.replicas, self.tail, sync.record
-        like_weights = tail.averaged() if replicas.has_others and tail.num_taken else ()
+        like_weights = tail.averaged() if replicas.has_others and tail.steps else ()
         if self.merging.is_local:
             self.merging.merge(sync, like_weights)
         else:
@@ -216,7 +214,7 @@ class Describe:
         for tunable in self.values.tunables:
             record.positions[tunable.name] = tunable.places
             record.multipliers[tunable.name] = tunable.each_multiplier
-            record.values[tunable.name] = tunable.each_value()
+            record.values[tunable.name] = [tunable.value_with(rho) for rho in tunable.each_multiplier]
             if self.is_traced:
                 # At a sync the schedule has not moved on. Within a round its newest value is not used yet.
                 record.base_trace |= tunable.take_trace(keep_newest=not record.ends_round)

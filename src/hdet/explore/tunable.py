@@ -79,10 +79,6 @@ class Tunable:
         base = self.value(self.slots[slot_index].scheduled, self.correction)
         return self._bounded(self.value(base, multiplier))
 
-    def each_value(self) -> list[float]:
-        """Give the replicas' values of the first slot."""
-        return [self.value_with(multiplier) for multiplier in self.each_multiplier]
-
     def value(self, base: float, factor: float) -> float:
         """``base`` times ``factor``, on the scale of the tunable."""
         return 1 - (1 - base) * factor if self.changes_moments else base * factor

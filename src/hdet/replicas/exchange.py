@@ -126,7 +126,9 @@ def exchange_messages(group: ReplicaGroup, here: Message, what: str) -> list[Mes
         parts = [Message(*row) for row in exchange_within(group, here, what)]
         require_in_step(parts)
         here = Message.joined(parts)
-    every = [Message(*row) for row in exchange(group, here, what)]
+    joined = group.process_group if group.communicates else None
+    rows = [here] if joined is None else gather(group, joined, [here], what)
+    every = [Message(*row) for row in rows]
     require_in_step(every)
     if len({message.moments for message in every}) > 1:
         raise ConfigurationMismatchError(

@@ -102,21 +102,19 @@ class SharedGradients:
     def __init__(self, group: ReplicaGroup, optimizer: Optimizer) -> None:
         self._group = group
         self._optimizer = optimizer
-        self._is_seen = not group.communicates
+        self.is_seen = not group.communicates
 
     @torch.no_grad()
     def require(self, num_steps: int) -> None:
         """Raise on all replicas alike if they do not share their gradients. Collective until it is known."""
-        if self._is_seen:
-            return
         rows = exchange(self._group, self._directions())
         mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
         apart = max(math.dist(row, mean) for row in rows) / math.sqrt(_DIRECTIONS)
         known = float(all(any(row) for row in rows))
         everywhere = exchange_within(self._group, [known, apart])
-        self._is_seen = all(row[0] for row in everywhere)
+        self.is_seen = all(row[0] for row in everywhere)
         apart = max(row[1] for row in everywhere)
-        if self._is_seen and apart > _APART:
+        if self.is_seen and apart > _APART:
             raise ReplicasDifferError(
                 f"at step {num_steps} replicas must share their gradients, but they differ by {apart:.2g} of "
                 "their size: wrap the model in DistributedDataParallel and compute the loss with it, or pass "

@@ -56,7 +56,7 @@ class Health:
         # finite: then look at each.
         for pieces in self._look(tensors):
             wide = None if pieces[0][0].dtype.itemsize > 2 else torch.float32
-            sums = [_joined(piece).sum(dtype=wide) for piece in pieces]
+            sums = [(p[0] if len(p) == 1 else torch.cat(p)).sum(dtype=wide) for p in pieces]
             if not math.isfinite(sums[0].item() if len(sums) == 1 else torch.stack(sums).sum().item()):
                 return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
         return True
@@ -68,8 +68,9 @@ class Health:
         """
         total = 0
         for pieces in self._look(tensors):
-            bits = [_joined(piece).view(_INTEGERS[piece[0].element_size()]) for piece in pieces]
-            sums = [part.sum(dtype=torch.int64) for each in bits for part in each.split(_LONGEST)]
+            bits = _INTEGERS[pieces[0][0].element_size()]
+            flats = ((p[0] if len(p) == 1 else torch.cat(p)).view(bits) for p in pieces)
+            sums = [part.sum(dtype=torch.int64) for flat in flats for part in flat.split(_LONGEST)]
             for value in torch.stack(sums).tolist():
                 total = (31 * total + value) % (2**48 - 59)  # a prime: the order of the pieces counts
         return total
@@ -80,10 +81,6 @@ class Health:
             self._kinds = _grouped(tensors)
             self._known.remember(tensors)
         return self._kinds
-
-
-def _joined(piece: list[Tensor]) -> Tensor:
-    return piece[0] if len(piece) == 1 else torch.cat(piece)
 
 
 @torch.no_grad()

@@ -222,11 +222,12 @@ class RankReplicas:
 
     def report(self, num_steps: int, scores: Sequence[float] | None) -> list[Report]:
         """The one small exchange of a sync. Collective."""
-        if self._explores and not self._has_local_gradients:
+        if self._explores and not self._has_local_gradients and not self._shared_gradients.is_seen:
             self._shared_gradients.require(num_steps)
         weights = self.weights()
-        moments = self._averaged_moments()
-        is_finite = self._health.all_finite(weights) and self._health_of_moments.all_finite(moments)
+        moments = self._averaged_moments() if self._moments_rule == "average" else []
+        is_finite = self._health.all_finite(weights)
+        is_finite = is_finite and (not moments or self._health_of_moments.all_finite(moments))
         losses = self._losses.take()
         if not self.group.joins:  # alone: if more replicas were asked for, they say nothing
             silent = Report(NOTHING, True, None if scores is None else math.nan)
@@ -291,13 +292,13 @@ class RankReplicas:
         return list(map(local_part, tensors)) if self._averaged.are_sharded else tensors
 
     def _averaged_moments(self) -> list[Tensor]:
-        if self._moments_rule != "average" or self._whole_optimizer is None:
-            return []
-        return list(map(local_part, moments_of(self._whole_optimizer)))
+        optimizer = self._whole_optimizer
+        return [] if optimizer is None else list(map(local_part, moments_of(optimizer)))
 
     def weights_written(self) -> None:
         """Tell those who keep copies of the weights: fully_shard, and ZeRO of DeepSpeed its masters."""
-        self._reshard()
+        if self._fully_sharded:
+            self._reshard()
         if self._partitioned_by is not None:
             refresh_masters(self.layers)
 
@@ -331,7 +332,8 @@ class RankReplicas:
             # A replica that is left out takes the others' moments as well: its own would spoil it again.
             if excluded and self._moments_rule == "keep":
                 self.copy(min({*range(self.count)} - {*excluded}), excluded)
-            tensors = [*self.weights(), *self._averaged_moments(), *like_weights, *self._buffers.tensors]
+            moments = self._averaged_moments() if self._moments_rule == "average" else []
+            tensors = [*self.weights(), *moments, *like_weights, *self._buffers.tensors]
             self._averager.average_(tensors, *self._share(excluded, weights))
             if self._moments_rule == "reset":
                 clear_state(state_owner(self.optimizer))

@@ -80,13 +80,15 @@ class ComparingSteering(Steering):
         section = ComparingRecord()
         record.controllers[self.name] = section
         if record.step >= self.settings.start and record.step % self.around.sync_every == 0:
-            self._compare(record)
+            self._compare(record, section)
         section.velocity = {name: state.velocity for name, state in self._states.items()}
 
-    def _compare(self, record: RoundRecord) -> None:
-        section, compared = record.section(ComparingRecord), record.counted(record.probes or record.losses)
-        if self.replicas.has_others and self.values.explores:
-            self._warn_if_silent(compared)
+    def _compare(self, record: RoundRecord, section: ComparingRecord) -> None:
+        scores = enumerate(record.probes or record.losses)
+        compared = {r: x for r, x in scores if x is not None and r not in record.excluded}
+        is_silent = len(set(compared.values())) < 2
+        if is_silent and self.replicas.has_others and self.values.explores:
+            self._warn_of_silence(compared)
         replicas, losses = list(compared), list(compared.values())
         weights = [1 / len(replicas)] * len(replicas) if replicas else []
         if self.settings.form == "paper":
@@ -94,16 +96,21 @@ class ComparingSteering(Steering):
                 sigma = self.settings.temperature
                 section.temperature = rules.auto_temperature(losses) if sigma == "auto" else float(sigma)
                 weights = rules.softmax_weights(losses, section.temperature)
-            self._hold_bases(record, replicas, weights)
+            self._hold_bases(record, section, replicas, weights)
         else:
-            self._correct_bases(record, replicas, losses)
+            self._correct_bases(record, section, replicas, losses)
         section.weights = [0.0] * record.num_replicas
         for r, weight in zip(replicas, weights, strict=True):
             section.weights[r] = weight
 
-    def _hold_bases(self, record: RoundRecord, replicas: Sequence[int], weights: Sequence[float]) -> None:
+    def _hold_bases(
+        self,
+        record: RoundRecord,
+        section: ComparingRecord,
+        replicas: Sequence[int],
+        weights: Sequence[float],
+    ) -> None:
         """Keep a base of the controller's own, as the paper does (eqs. 5-8)."""
-        section = record.section(ComparingRecord)
         for tunable in self._tunables:
             name = tunable.name
             state = self._states.get(name)
@@ -122,9 +129,14 @@ class ComparingSteering(Steering):
             self._states[name] = rules.ControllerState(tunable.inner(held), moved.velocity)
             section.signal[name] = signal
 
-    def _correct_bases(self, record: RoundRecord, replicas: Sequence[int], losses: Sequence[float]) -> None:
+    def _correct_bases(
+        self,
+        record: RoundRecord,
+        section: ComparingRecord,
+        replicas: Sequence[int],
+        losses: Sequence[float],
+    ) -> None:
         """Multiply the schedule by a correction, which is our form."""
-        section = record.section(ComparingRecord)
         # A tunable without width this round has no effect to estimate, and takes no part of the others'.
         wide = [tunable for tunable in self._tunables if tunable.spread * tunable.share > 0]
         columns = [[record.positions[tunable.name][r] for r in replicas] for tunable in wide]
@@ -190,14 +202,14 @@ class ComparingSteering(Steering):
             end = tunable.floor / tunable.planned
         return rules.decay_to(end, self._num_rounds or 1)
 
-    def _warn_if_silent(self, compared: dict[int, float]) -> None:
+    def _warn_of_silence(self, compared: dict[int, float]) -> None:
         if not compared:
             self.warn(
                 "no losses",
                 "the controller saw no loss in this round: pass it, step(loss), or per micro-batch, "
                 "observe(loss)",
             )
-        elif self.replicas.probe is None and len(compared) > 1 and len(set(compared.values())) == 1:
+        elif self.replicas.probe is None and len(compared) > 1:
             # (Scores on one probe may well be equal, to the last bit, once training has settled.)
             self.warn(
                 "identical losses",
