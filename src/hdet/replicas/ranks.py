@@ -384,6 +384,8 @@ class RankReplicas:
         if spare is None or spare.group is not group:
             buffers = self.weights_and_buffers()[len(weights) :]
             spare = WeightsCopy(weights, buffers, group, "cpu" if on_cpu else None)
+            if saved is None:  # it has just been taken
+                return spare
         spare.weights = weights
         spare.take(saved)
         return spare
