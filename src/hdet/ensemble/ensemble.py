@@ -167,15 +167,9 @@ class Ensemble(Readings, Closing):
         self._counter = StepCounter(parameters_of(self.optimizer), self.warn)
         # What shards a model shows whole parameters in the place of its own while it computes.
         self.watch = ParameterWatch(layers, None if self.replicas.is_sharded else self.replicas.model)
-        self.peaks = [
-            [peak_rate(self.optimizer.param_groups[slot.group_index]) for slot in tunable.slots]
-            for tunable in self.explored.learning_rates
-        ]
+        self.peaks = self.explored.rates_of([peak_rate(group) for group in self.optimizer.param_groups])
         """Of every slot of every learning rate, as asked for."""
-        rates = start_rates(self.optimizer)
-        self.starts = [
-            [rates[slot.group_index] for slot in tunable.slots] for tunable in self.explored.learning_rates
-        ]
+        self.starts = self.explored.rates_of(start_rates(self.optimizer))
         """What the user gave for each of them, before any search."""
         stepped = self._counter.optimizer_stepped
         self._begins_equal = self.replicas.attach(self.explored, moments=moments, step_made=stepped)

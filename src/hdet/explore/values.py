@@ -78,6 +78,10 @@ class ExploredValues:
         """The shared value of everything that is explored."""
         return {tunable.name: tunable.base for tunable in self.tunables}
 
+    def rates_of(self, of_groups: Sequence[float]) -> list[list[float]]:
+        """Sort numbers, one for each parameter group, by learning rate and slot."""
+        return [[of_groups[slot.group_index] for slot in tunable.slots] for tunable in self.learning_rates]
+
     # --- writing -------------------------------------------------------------------------------------
 
     @contextmanager

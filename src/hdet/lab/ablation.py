@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hdet.errors import AllReplicasFailedError
-from hdet.lab.intervals import Runs, compare
+from hdet.lab.intervals import Runs
 from hdet.lab.pool import Pool
 from hdet.lab.stability import Stability, is_lost, judge
 from hdet.lab.tasks.task import Task, load_task
@@ -322,46 +322,6 @@ def mean_text(values: Sequence[float]) -> str:
 def metric_names(results: Sequence[Result]) -> list[str]:
     """Names of the other metrics that the runs have."""
     return list(dict.fromkeys(name for result in results for run in result.runs for name in run.metrics))
-
-
-def headline(results: Sequence[Result]) -> tuple[str, str]:
-    """Say whether the paper's headline held here, and by what; empty if its rows were not run."""
-    low, high, full = (next(r for r in results if r.row.key == key) for key in ("plain", "grid", FULL))
-    if not (low.runs and high.runs and full.runs):
-        return "", ""
-    signs = [compare(full.outcomes, other.outcomes)[0] for other in (high, low)]
-    word = "holds" if min(signs) > 0 else "does not hold" if min(signs) < 0 else "cannot be told"
-    said = f"“HDET trains where plain training breaks, and ends below {low.row.name}” {word} here."
-    crashes = [sum(run.is_crash for run in result.runs) for result in (high, full)]
-    counts = [
-        f"{num} of {len(r.runs)} runs of “{r.row.name}”" for num, r in zip(crashes, (high, full), strict=True)
-    ]
-    ends = f"“{full.row.name}” ends at {full.loss_text}, “{low.row.name}” at {low.loss_text}."
-    return said, f"At a learning rate of {high.lr:g}, {' and '.join(counts)} crashed. {ends}"
-
-
-def remarks(results: Sequence[Result], task: str) -> list[str]:
-    """Say what marks mean and what crashes and losses tell by tests; nothing about rows not run."""
-    said = [
-        "† marks a crash: a loss that is not finite, a final one above the untrained model's, a jump of the "
-        "training loss that the run did not recover from, or less than half of what Baseline-Low learned. "
-        "The paper's losses are training losses on its own data, not comparable. A checkpoint is a plain run "
-        "of the same length, at a ninth of the learning rate."
-    ]
-    runs = [run for result in results for run in result.runs]
-    if runs and not any(run.is_crash for run in runs):
-        said.append(
-            f"On {task} no run of this table crashed, so nothing here shows whether the method keeps a run "
-            "from breaking."
-        )
-    full, *others = (next(r for r in results if r.row.key == key) for key in (FULL, "grid", EQUAL))
-    dues = ("checkpoint, decay, spread and the replicas' losses", "spread and the replicas' losses")
-    for other, due in zip(others, dues, strict=True):
-        if full.runs and other.runs:
-            sign, why = compare(full.outcomes, other.outcomes)
-            words = {1: "does better than", 0: "cannot be told from", -1: "does worse than"}[sign]
-            said.append(f"“{full.row.name}” {words} “{other.row.name}”: {why}. They differ by {due}.")
-    return said
 
 
 def ablate(

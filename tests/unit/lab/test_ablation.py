@@ -17,14 +17,12 @@ from hdet.lab.ablation import (
     Training,
     ablate,
     decay_shape,
-    headline,
     method_settings,
     metric_names,
-    remarks,
     replica_settings,
     train,
 )
-from hdet.lab.ablation_page import _charts, build_ablation
+from hdet.lab.ablation_page import _charts, build_ablation, headline, remarks
 from hdet.lab.stability import Stability
 from hdet.lab.tasks.task import load_task
 

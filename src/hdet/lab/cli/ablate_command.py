@@ -40,9 +40,9 @@ def ablate(
     """
     from hdet.checks import require_count
     from hdet.errors import HdetError
-    from hdet.lab.ablation import TABLE_1, headline, metric_names, remarks
+    from hdet.lab.ablation import TABLE_1, metric_names
     from hdet.lab.ablation import ablate as run_rows
-    from hdet.lab.ablation_page import build_ablation
+    from hdet.lab.ablation_page import build_ablation, headline, remarks
     from hdet.lab.tasks.task import load_task, parse_options
     from hdet.lab.train.config import RunConfig
 
