@@ -38,7 +38,6 @@ def train_step(params, opt_state, batch):
     return optax.apply_updates(params, updates), opt_state
 
 
-mesh = Mesh(np.array(jax.devices()), ("replica",))
 shapes = {"table": (256, 16), "first": (256, 64), "last": (64, 256)}
 params = {n: jax.random.normal(jax.random.key(i), shapes[n]) / 16 for i, n in enumerate(shapes)}
 plan = optax.cosine_onecycle_schedule(STEPS, peak_value=1.0, pct_start=0.3)  # times the learning rate
@@ -46,8 +45,8 @@ paper = Controller(form="paper", start=STEPS * 3 // 10, end=0.22)  # of the lear
 settings = {"num_replicas": 8, "sync_every": 20, "total_steps": STEPS, "schedule": plan}
 ensemble = hdet.jax.Ensemble(spread=1 / 9, controllers=[paper], **settings)
 tx = ensemble.wrap(optax.inject_hyperparams(optax.adamw)(learning_rate=3e-3))
-params, opt_state = ensemble.repeat((params, tx.init(params)), mesh)
-mapped = {"mesh": mesh, "in_specs": ROW, "out_specs": ROW}
+mapped = {"mesh": Mesh(np.array(jax.devices()), ("replica",)), "in_specs": ROW, "out_specs": ROW}
+params, opt_state = ensemble.repeat((params, tx.init(params)), mapped["mesh"])
 train_step = jax.jit(jax.shard_map(jax.vmap(train_step), **mapped))
 converge = jax.jit(jax.shard_map(jax.vmap(ensemble.converge), **mapped))
 for step, batch in enumerate(windows(FILES[20:], STEPS, seed=0), start=1):

@@ -110,10 +110,10 @@ torch.manual_seed(0)
 """
 
 
-def test_the_search_of_the_readme_with_fully_shard(tmp_path):
+def test_the_call_of_the_readme_with_fully_shard(tmp_path):
     """What a sharded model adds to it: a mesh, fully_shard, and the axis of the replicas."""
     snippet = re.search(
-        r"<!-- run this -->\n```python\n((?:(?!```).)*?find_lr.*?)```",
+        r"<!-- run this -->\n```python\n((?:(?!```).)*?hdet\.tune.*?)```",
         (ROOT / "README.md").read_text(),
         re.DOTALL,
     )
@@ -121,13 +121,11 @@ def test_the_search_of_the_readme_with_fully_shard(tmp_path):
     imports, *lines = snippet[1].replace("1000", "100").replace("range(10)", "range(1)").splitlines()
     model = next(line for line in lines if line.startswith("model = "))
     lines.insert(lines.index(model) + 1, "fully_shard(model, mesh=mesh)")
-    script = "\n".join(
-        [imports, SHARDING, *lines, "print(auto.summary())", "dist.destroy_process_group()", ""]
-    )
+    script = "\n".join([imports, SHARDING, *lines, "dist.destroy_process_group()", ""])
     script, num_calls = re.subn(
-        r"(hdet\.(?:find_lr|AutoLR)\(.*)\)$", r'\1, replicas=mesh["replicate"])', script, flags=re.MULTILINE
+        r"(hdet\.tune\(.*)\)$", r'\1, replicas=mesh["replicate"])', script, flags=re.MULTILINE
     )
-    assert num_calls == 2
+    assert num_calls == 1
     (tmp_path / "snippet.py").write_text(script)
     shown = run(str(tmp_path / "snippet.py"), ranks=4, cwd=tmp_path)
     assert shown.count("step 100 of 100, 2 replicas") == 4

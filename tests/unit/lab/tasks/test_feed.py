@@ -302,7 +302,7 @@ def test_the_example_trains_on_a_log(tmp_path: Path) -> None:
     lines = ["user,item,time,contribution,like,dwell", *map(row, range(400))]
     log = tmp_path / "log.csv"
     log.write_text("\n".join(lines) + "\n")
-    name = f"{Path(__file__).parents[4] / 'examples' / 'feed_log.py'}:FeedLog"
+    name = f"{Path(__file__).parents[4] / 'examples' / 'tasks' / 'feed_log.py'}:FeedLog"
     task = load_task(name, {"log": str(log), "length": 8})
     batches = take(task, 2 * task.num_examples // task.batch_size + 1, seed=0)
     assert sum(int(b["mask"].sum()) for b in task.evaluation_batches()) == 40

@@ -1,6 +1,6 @@
 """A task of one's own: the feed ranker on events of a file.
 
-hdet run --task examples/feed_log.py:FeedLog --option log=events.csv
+hdet run --task examples/tasks/feed_log.py:FeedLog --option log=events.csv
 
 The file has the columns user,item,time,contribution,like,dwell. Times are in seconds, actions 0 or 1.
 """
