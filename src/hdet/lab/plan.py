@@ -124,6 +124,9 @@ class MemoryCost:
     """The mean of the last steps, in float32 or wider."""
     guard: int
     """Three copies of the parameters to go back to."""
+    thermostat: int
+    """Beside the peak below, until 35 % of a run with a thermostat: the mean of a round. Where replicas keep
+    parts of it, or parameters have fewer bits, also the weights while it is scored."""
     search: int
     """Two copies of the parameters during ``find_lr``. They are given back before the run."""
     bucket: int
@@ -149,10 +152,10 @@ def memory_cost(
     r"""Predict the memory that a run of ``find_lr`` and ``AutoLR`` takes.
 
     With :math:`P` bytes of parameters on a rank and :math:`N` replicas that are equal, the guard keeps
-    :math:`3 P / N`, the tail :math:`P / N` and the search, before the run, :math:`2 P / N`. Replicas that
-    differ keep whole copies in the run, as one replica alone does. Messages take one bucket of 25 MiB, or as
-    much as there is to send: half of it is hdet's, the other half the backend's while it travels. Buffers of
-    the model are not counted.
+    :math:`3 P / N`, the tail and a thermostat :math:`P / N` each, and the search, before the run,
+    :math:`2 P / N`. Replicas that differ keep whole copies in the run, as one replica alone does. Messages
+    take one bucket of 25 MiB, or as much as there is to send: half of it is hdet's, the other half the
+    backend's while it travels. Buffers of the model are not counted.
 
     Args:
         num_parameters: of a whole replica.
@@ -180,6 +183,7 @@ def memory_cost(
     gathered = min(_BUCKET_BYTES // 2, num_replicas * part * size) if has_others else 0
     if has_others and not are_equal:
         gathered = min(_BUCKET_BYTES, here * wide)
+    is_swapped = wide == size and (not has_others or not are_equal)
     in_run, in_search = tail + guard + gathered, search + packed
     saving = here * wide + _NUM_GUARD * here * size
     return MemoryCost(
@@ -187,6 +191,7 @@ def memory_cost(
         training=(2 + num_moments) * here * size,
         tail=tail,
         guard=guard,
+        thermostat=kept * wide + (0 if is_swapped else here * size),
         search=search,
         bucket=max(packed, gathered),
         saving=saving,

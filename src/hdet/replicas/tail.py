@@ -69,6 +69,10 @@ class TailMean:
             self._copy = SlicedCopy(rows)
             self._shapes = [p.shape for p in parameters]
 
+    def has_room_for(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell if the parameters can lie in its place: all of it is here, in their precision."""
+        return self.is_whole and all(m.dtype == p.dtype for m, p in zip(self.mean, parameters, strict=True))
+
     def whole(self) -> list[Tensor]:
         """Gather the mean, laid out as the parameters, in host memory. Collective where it is split."""
         return self._copy.whole("a save within the tail")
@@ -178,7 +182,8 @@ class Tail:
         """Put the mean so far, if there is one, in place of the weights. Collective where it is split.
 
         Args:
-            is_only_scored: by the probe, so that an optimizer need not refresh its own copies of the weights.
+            is_only_scored: by the probe. An optimizer then need not refresh its own copies of the weights,
+                and where all of the mean is here, both change places, so that nothing is copied.
         """
         mean = self._mean
         is_silent = is_only_scored and not self._replicas.has_rows  # rows are scored in the user's model
@@ -187,15 +192,23 @@ class Tail:
             yield
             return
         weights = self._replicas.weights()
-        last = [w.detach().clone() for w in weights]
+        mean.fit(weights)
+        swaps = is_only_scored and mean.has_room_for(weights)
+        last = mean.mean if swaps else [w.detach().clone() for w in weights]
         try:
-            mean.put(weights)
+            if swaps:
+                _swap(weights, last)
+            else:
+                mean.put(weights)
             written()
             yield
         finally:
-            with torch.no_grad():
-                for w, kept in zip(weights, last, strict=True):
-                    w.copy_(kept)
+            if swaps:
+                _swap(weights, last)
+            else:
+                with torch.no_grad():
+                    for w, kept in zip(weights, last, strict=True):
+                        w.copy_(kept)
             written()
 
     def finish(self, num_steps: int) -> int:
@@ -240,3 +253,12 @@ class Tail:
         """Load a checkpoint, unless it is of a run that would have ended sooner."""
         if self._mean is not None and state is not None and state["first_step"] >= self.steps[0]:
             self._mean.load_state_dict(state)
+
+
+@torch.no_grad()
+def _swap(some: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Let tensors change their contents, one pair after the other."""
+    for one, other in zip(some, others, strict=True):
+        kept = one.detach().clone()
+        one.copy_(other)
+        other.copy_(kept)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import hdet
+from benchmarks.memory_meter import MemoryMeter
+from hdet.lab.plan import memory_cost
 from hdet.method.thermostat import FOUND, GUESS, LAST, Round, ThermostatState
 from hdet.steering.thermostat import ThermostatSteering
 from tests.helpers.models import Net, batch
@@ -184,3 +186,24 @@ def test_it_is_off_by_default():
     train(auto, 150)
     assert [part.name for part in auto.controllers] == ["guard"]
     assert not any("thermostat" in r.controllers for r in records)
+
+
+def test_while_a_probe_is_scored_the_weights_and_their_mean_change_places():
+    data = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    with MemoryMeter() as meter:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        probe = hdet.Probe([data, data], lambda model, x: model(x).square().mean())
+        told = {"controllers": [hdet.Thermostat()], "probe": probe}
+        auto = hdet.AutoLR(optimizer, total_steps=200, model=model, **told)
+        for _ in range(30):
+            loss = model(data).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            auto.step(loss)
+    assert "after 6 of" in auto.summary()
+    cost = memory_cost(sum(p.numel() for p in model.parameters()), 1, num_moments=0)
+    assert cost.thermostat == cost.tail == cost.parameters
+    assert meter.peak_bytes <= 1.1 * (cost.peak + cost.thermostat)  # the largest tensor is copied
+    assert meter.peak_bytes > 0.9 * (cost.peak + cost.thermostat)

@@ -133,6 +133,7 @@ _PARTS = {
     "training": "training itself: parameters, gradients, moments",
     "guard": "guard: three copies to go back to",
     "tail": "tail: mean of the last steps",
+    "thermostat": "thermostat, if there is one: beside the most below, until 35 % of the run",
     "search": "search: two copies, before the run only",
     "bucket": "bucket for messages, at most",
     "saving": "saving: what a checkpoint gathers",
