@@ -23,7 +23,7 @@ from hdet.explore import ExploredValues
 from hdet.round_record import GuardRecord, ThermostatRecord, WeightDecayRecord
 from hdet.steering import STEERINGS
 from tests.helpers.errors import error_of
-from tests.helpers.models import Net, batch, loss_of
+from tests.helpers.models import Net, all_equal, batch, loss_of
 from tests.helpers.replicas import run_replicas
 
 STEPS, SYNC = 200, 5
@@ -144,19 +144,6 @@ def played(engine: str, names: tuple[str, ...]) -> tuple[Play, list[dict[str, An
 def brakes(play: Play) -> list[int]:
     """Give the number of times that the guard has gone back by each sync."""
     return [0, *(record.section(GuardRecord).num_brakes for record in play.records)]
-
-
-def all_equal(a: Any, b: Any) -> bool:
-    """Compare states bit by bit; NaN is equal to NaN."""
-    if isinstance(a, Tensor):
-        return (
-            torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) if a.is_floating_point() else torch.equal(a, b)
-        )
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(all_equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(all_equal, a, b))
-    return a == b or (a != a and b != b)
 
 
 def check_brakes(names: Sequence[str], counts: Sequence[int], factors: Sequence[Any]) -> None:

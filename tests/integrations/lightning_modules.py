@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 import hdet
+from hdet.tuning import searched
 
 NUM_BATCHES, BATCH_SIZE = 30, 16
 
@@ -72,7 +73,7 @@ def plain_loop(
         return mse_loss(model(batch[0]), batch[1])
 
     total_steps = num_epochs * NUM_BATCHES // num_micro_batches
-    found = hdet.find_lr(model, optimizer, batches, loss_of, total_steps=total_steps, clip_norm=clip_norm)
+    found = searched(model, optimizer, batches, loss_of, total_steps=total_steps, clip_norm=clip_norm)
     auto = hdet.AutoLR(optimizer, total_steps=total_steps, model=model, found=found)
     for _ in range(num_epochs):
         for i, batch in enumerate(batches):

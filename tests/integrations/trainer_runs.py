@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 import hdet
 from hdet.integrations.transformers import HdetCallback
+from hdet.round_record import ComparingRecord
 from tests.integrations.launch import leave
 
 STEPS, BATCH = 60, 8
@@ -130,7 +131,7 @@ def train_apart(folder: Path) -> None:
                 "evaluated": spy.evaluated,
                 "end": [w.tolist() for w in weights_of(trainer.model)],
                 "rounds": [
-                    (r.step, r.multipliers, r.converged, r.signal)
+                    (r.step, r.multipliers, r.converged, r.section(ComparingRecord).signal)
                     for r in records
                     if r.ends_round and r.search is None
                 ],

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 import hdet
 from hdet.integrations.lightning import LearningRateSearch
+from hdet.round_record import ComparingRecord
 from tests.integrations.launch import leave
 from tests.integrations.lightning_modules import Net, held_out, loader
 
@@ -71,7 +72,10 @@ def fit_apart(folder: Path, ckpt_path: Path | None = None) -> dict[str, object]:
         "weights": spy.weights,
         "validated": spy.validated,
         "end": flat(module),
-        "rounds": [(r.step, r.ends_round, r.multipliers["lr"], r.converged, r.signal) for r in records],
+        "rounds": [
+            (r.step, r.ends_round, r.multipliers["lr"], r.converged, r.section(ComparingRecord).signal)
+            for r in records
+        ],
     }
 
 
