@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import sys
@@ -186,7 +187,7 @@ def _train(rank: int, plan: Plan, folder: Path, store: str, faults: list[Fault])
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         auto.load_state_dict(state["auto"])
-    script = Faults(faults, replica=rank, happened=folder / "happened")
+    script, loss = Faults(faults, replica=rank, happened=folder / "happened"), None
     for step in range(auto.num_steps, plan.total_steps):
         script.before_step(step, net)
         loss = script.loss(step, _loss_of(model, rank, step))
@@ -210,6 +211,8 @@ def _train(rank: int, plan: Plan, folder: Path, store: str, faults: list[Fault])
     kept = net.state_dict() if rank == 0 else {name: p.detach() for name, p in net.named_parameters()}
     save(folder / f"end-{rank}.pt", kept | moments)
     dist.barrier()
+    del model, auto, loss  # torch can hang where DistributedDataParallel outlives its group
+    gc.collect()
     dist.destroy_process_group()
 
 
